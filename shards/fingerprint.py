@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from shards.model_config import load_model_config
+from shards.model_config import ACTIVATED, load_model_config
 from shards.preprocess import PreprocessConfig
 from shards.weights import TensorEntry, find_weights, read_entries
 
@@ -27,7 +27,10 @@ def model_fingerprint(folder: str | Path) -> str:
     config = load_model_config(folder)
     paths = sorted(set(find_weights(folder).values()))
     stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists())
-    towers = {side: _settings(tower) for side, tower in config.towers.items()} | {"embedding_dim": config.embedding_dim}
+    towers: dict[str, object] = {side: _settings(tower) for side, tower in config.towers.items()}
+    towers["embedding_dim"] = config.embedding_dim
+    if config.text_projection in ACTIVATED:  # weights and sizes don't show it
+        towers["text_projection"] = config.text_projection
     return short_hash([_canonical(towers), _weights_digest(folder, stamps)])
 
 

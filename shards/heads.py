@@ -10,6 +10,8 @@ from shards.layouts import RowMeans
 from shards.model_config import ModelConfig, Projection
 from shards.tensor_shapes import mlp_projection_width
 
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
+
 
 class ProjectionHead(nn.Module):
     """Optional pooler (dense + tanh) and projection from the tower's width D to E (with "none", unprojected)."""
@@ -23,13 +25,14 @@ class ProjectionHead(nn.Module):
                 nn.Linear(width, hidden, bias=False), nn.GELU(), nn.Linear(hidden, embedding_dim, bias=False)
             )
         else:
-            self.projection = nn.Linear(width, embedding_dim, bias=bias) if projection == "linear" else nn.Identity()
+            self.projection = nn.Identity() if projection == "none" else nn.Linear(width, embedding_dim, bias=bias)
+        self.activation = ACTIVATIONS.get(projection, nn.Identity)()
 
     def forward(self, x_FD: torch.Tensor) -> torch.Tensor:
         """Project pooled tokens, (F, D) to (F, E), not normalised."""
         if self.pooler is not None:
             x_FD = torch.tanh(self.pooler(x_FD))
-        projected: torch.Tensor = self.projection(x_FD)
+        projected: torch.Tensor = self.activation(self.projection(x_FD))
         return projected
 
 
@@ -37,7 +40,9 @@ def build_head(config: ModelConfig, side: str) -> ProjectionHead:
     """Build the projection head of one tower."""
     tower = config.towers[side]
     projection, pooler = config.projections[side], tower.has_head_pooler
-    return ProjectionHead(tower.dim, config.embedding_dim, projection, pooler=pooler, bias=config.projection_bias)
+    return ProjectionHead(
+        tower.pooled_dim, config.embedding_dim, projection, pooler=pooler, bias=config.projection_bias
+    )
 
 
 def unit_rows(projected_FE: torch.Tensor, means: RowMeans) -> torch.Tensor:

@@ -19,7 +19,9 @@ CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 SIGMOID_FILE = "sigmoid.json"  # next to exported towers: scale and bias of the logits, or null
 
-Projection = Literal["linear", "mlp", "none"]
+Projection = Literal["linear", "mlp", "none", "tanh", "relu", "gelu"]
+ACTIVATED = ("tanh", "relu", "gelu")
+"""Linear projections with an activation behind."""
 
 
 class ModelConfig(ModelSection):
@@ -34,7 +36,9 @@ class ModelConfig(ModelSection):
         "linear", description="none: the vision tower's own vectors are the space; mlp: two layers around a GELU"
     )
     text_projection: Projection = Field(
-        "linear", description="none: the text tower's own vectors are the space; mlp: two layers around a GELU"
+        "linear",
+        description="none: the text tower's own vectors are the space; mlp: two layers around a GELU; tanh, relu, "
+        "gelu: linear, then that",
     )
     vision: AnyVisionTower | None
     text: AnyTextTower | None
@@ -60,10 +64,10 @@ class ModelConfig(ModelSection):
                 f"the {self.text.max_tokens} tokens that the text tower takes; lower it"
             )
         for side, tower in self.towers.items():
-            if self.projections[side] == "none" and tower.dim != self.embedding_dim:
+            if self.projections[side] == "none" and tower.pooled_dim != self.embedding_dim:
                 raise ValueError(
-                    f'{side}_projection is "none", and the tower\'s vectors of {tower.dim} values are no vectors of '
-                    f'embedding_dim ({self.embedding_dim}); make them equal, or write "linear"'
+                    f'{side}_projection is "none", and the tower\'s vectors of {tower.pooled_dim} values are no '
+                    f'vectors of embedding_dim ({self.embedding_dim}); make them equal, or write "linear"'
                 )
         return self
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from shards.file_schema import read_json
 from shards.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -23,6 +24,7 @@ from shards.weights import TensorEntry, check_names, check_shape, read_entries
 
 DELTA_FILE = "delta.json"
 DELTA_FORMAT = 1
+IMPORT_FILE = "import.json"  # what `embedder model import` did with each file of the checkpoint
 
 # The first number in a tensor's name is the layer, for every family of towers.
 _LAYER = re.compile(r"(vision|text)\.\D*\.(\d+)\.")
@@ -134,6 +136,12 @@ def _summarise_parts(config: ModelConfig, entries: dict[str, TensorEntry]) -> tu
         size_bytes[part] += entry.stop - entry.start
     parts = [part for part in PARTS if part.partition(" ")[0] in config.towers]
     return tuple(PartSummary(part, num_parameters[part], size_bytes[part]) for part in parts)
+
+
+def read_import_record(folder: Path) -> dict[str, Any]:
+    """Read what an import did with the checkpoint's `files`, and its `decisions`; empty without a record."""
+    path = folder / IMPORT_FILE
+    return read_json(path, "") if path.is_file() else {}
 
 
 @dataclass(frozen=True)

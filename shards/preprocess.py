@@ -37,6 +37,8 @@ class PreprocessConfig(ModelSection):
     std: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="of RGB scaled to [0, 1]")
     reduced_decode: bool = Field(True, description="JPEGs may be decoded at 1/2, 1/4, 1/8 while >= 2x image_size")
     max_caption_tokens: int = Field(64, ge=2, description="longer captions are cut; counts [CLS] and [SEP]")
+    caption_prompt: str = Field("", description="text that captions are put behind")
+    query_prompt: str = Field("", description="text that queries are put behind")
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:

@@ -45,7 +45,7 @@ def shard_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
         layers = spec.layers_of(side)
         shapes |= {f"{side}.{name}": shape for name, shape in tower.shapes(layers).items()}
         if layers.holds_head(tower.num_layers):
-            shapes |= _head_shapes(config, side, tower.dim)
+            shapes |= _head_shapes(config, side, tower.pooled_dim)
     return shapes
 
 
@@ -57,10 +57,10 @@ def _head_shapes(config: ModelConfig, side: str, width: int) -> Shapes:
 
 def projection_shapes(config: ModelConfig, side: str) -> Shapes:
     """Return the shapes of a projection's tensors, by name below the head's prefix."""
-    width, embedding_dim = config.towers[side].dim, config.embedding_dim
+    width, embedding_dim = config.towers[side].pooled_dim, config.embedding_dim
     if config.projections[side] == "none":
         return {}
-    if config.projections[side] == "linear":
+    if config.projections[side] != "mlp":
         return linear_shapes("projection", width, embedding_dim, bias=config.projection_bias)
     hidden = mlp_projection_width(width, embedding_dim)
     first = linear_shapes("projection.0", width, hidden, bias=False)

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from shards.model_config import TOKENIZER_FILE
+from shards.model_config import CONFIG_FILE, TOKENIZER_FILE
 from shards.model_errors import ModelError
 from shards.towers.tower_kinds import TextTower
 
@@ -41,9 +41,11 @@ def check_tokenizer(tokenizer: Any, text: TextTower, where: str) -> None:
         )
     ids = tokenizer.encode("").ids
     if text.end_id is not None and text.end_id not in ids:
+        added = tokenizer.id_to_token(text.end_id) if ids and ids[-1] < text.end_id else None
+        cure = f"; if {added!r} was added behind the end token, write eos_token_id = {ids[-1]} into {CONFIG_FILE}"
         raise ModelError(
             f"{where}: the tokeniser gives an empty caption the ids {ids}, without the end token {text.end_id} where "
-            "the text tower pools; bring the tokeniser that this tower was trained with"
+            f"the text tower pools; bring the tokeniser that this tower was trained with{cure if added else ''}"
         )
     if text.has_fixed_length and (tokenizer.padding or {}).get("length") is None:
         raise ModelError(

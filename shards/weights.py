@@ -33,6 +33,20 @@ POSITIONS_CURE = (
 )
 
 
+FOREIGN_SUFFIXES = {
+    ".gguf": "a GGUF of llama.cpp",
+    ".ggml": "a GGML of llama.cpp",
+    ".onnx": "an ONNX program",
+    ".tflite": "a program of TensorFlow Lite",
+    ".h5": "weights for TensorFlow",
+    ".msgpack": "weights for Flax",
+    ".mlmodel": "a program of Core ML",
+    ".engine": "a program of TensorRT",
+    ".npz": "arrays of NumPy or JAX",
+}
+FOREIGN_CURE = "give the folder with the safetensors of the model that it was made of"
+
+
 @dataclass(frozen=True)
 class TensorEntry:
     """Location of one tensor; `start, stop` are bytes from the beginning of the file."""
@@ -70,6 +84,15 @@ def find_weights(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]
             "only, so turn other formats into them with `embedder model import`"
         )
     return {name: folder / each for name, each in read_index(index, "safetensors").items()}
+
+
+def describe_foreign(path: Path) -> str | None:
+    """Say what a file of weights, or a file in a folder, is that no import reads; None if there is none."""
+    files = [path] if path.is_file() else sorted(each for each in (*path.glob("*"), *path.glob("onnx/*")))
+    for file in files:
+        if (kind := FOREIGN_SUFFIXES.get(file.suffix.lower())) is not None:
+            return f"{file.name} is {kind}, which can't be imported; {FOREIGN_CURE}"
+    return None
 
 
 def stored_names(folder: Path, file_name: str = WEIGHTS_FILE) -> dict[str, Path]:

@@ -38,6 +38,7 @@ def model_import(
 
     from embedder.storage.model_download import model_name
     from shards.convert import import_checkpoint, import_config, import_timm_and_text
+    from shards.model_summary import read_import_record
 
     if text is not None and albert is not None:
         raise ConfigError("--albert is the old name of --text; give --text alone")
@@ -56,6 +57,7 @@ def model_import(
     if albert is not None:
         shown.append("--albert is called --text now; the old name goes with the next release")
     shown += _import_notes(model, out, is_joined=joined is not None)
+    shown += read_import_record(out).get("decisions", [])
     return Result({"out": out, "trained": model.trained}, shown)
 
 
@@ -130,7 +132,7 @@ def model_apply_delta(
 def _folder_info(folder: Path, config: RunConfig) -> Result:
     """Describe a model folder; segments, frames and colour of the configuration count in the preprocessing."""
     from shards.fingerprint import preprocess_fingerprint
-    from shards.model_summary import describe_model
+    from shards.model_summary import describe_model, read_import_record
 
     summary = describe_model(folder)
     model = summary.config
@@ -153,7 +155,11 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
         f"dtype on disk {', '.join(summary.dtypes)}, in {plural(summary.num_files, 'file')}",
         "fingerprints: " + ", ".join(f"{name} {value}" for name, value in fingerprints.items()),
     ]
-    data = {"fingerprints": fingerprints, "config": json.loads(model.to_json())}
+    record = read_import_record(folder)
+    if record:
+        rows = [(each["file"], each["use"], each["what"]) for each in record["files"]]
+        shown += [new_table("imported from", "use", "what", rows=rows), *record["decisions"]]
+    data = {"fingerprints": fingerprints, "config": json.loads(model.to_json()), "import": record or None}
     return Result(asdict(replace(summary, config=None)) | data, shown)  # type: ignore[arg-type]
 
 

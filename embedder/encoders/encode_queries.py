@@ -204,7 +204,8 @@ class BaseQueryEncoder(ABC):
         if model.tokenizer_json is None:
             raise ConfigError(f"model {model.uri}: {NO_TEXT_TOWER}")
         end_id = model.config.required_text.end_id
-        return CaptionEncoder(model.tokenizer_json, model.config.preprocess.max_caption_tokens, end_id)
+        preprocess = model.config.preprocess
+        return CaptionEncoder(model.tokenizer_json, preprocess.max_caption_tokens, end_id, preprocess.query_prompt)
 
     @locked_cached_property
     def _sigmoid(self) -> tuple[float, float] | None:

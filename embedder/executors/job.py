@@ -256,6 +256,7 @@ def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_
         segment_s=rows.segment_s,
         frames_per_segment=rows.frames_per_segment,
         rows_per_batch=rows_per_batch,
+        caption_prompt=model.config.preprocess.caption_prompt,
         caption_end_id=model.config.text.end_id if model.config.text is not None else None,
         web=rows.web,
         animations=rows.decode.animations,

@@ -198,7 +198,7 @@ def shared_columns(models: Sequence[FurtherModel], main: Model) -> dict[str, str
     return found
 
 
-Rule = tuple[ResizeSpec | None, str | None, int, int | None]
+Rule = tuple[ResizeSpec | None, str | None, int, int | None, str]
 
 
 def _inputs(models: Sequence[FurtherModel], main: Model) -> Iterator[tuple[FurtherInput, Rule, str | None]]:
@@ -209,16 +209,19 @@ def _inputs(models: Sequence[FurtherModel], main: Model) -> Iterator[tuple[Furth
             if comes_from_servable(declared):
                 continue
             made = _make_input(declared, model.computed_for)
-            rule = (made.resize, made.tokenizer_json, made.max_tokens, made.end_id)
+            rule = (made.resize, made.tokenizer_json, made.max_tokens, made.end_id, made.prompt)
             yield made, rule, own.get(rule) if made.make in ("pixels", "token_ids") else None
 
 
 def _own_columns(main: Model) -> Mapping[Rule, str]:
     own: dict[Rule, str] = {}
     if main.config.vision is not None:
-        own[resize_spec(main), None, 0, None] = "pixels"
+        own[resize_spec(main), None, 0, None, ""] = "pixels"
     if main.config.text is not None:
-        own[None, main.tokenizer_json, main.config.preprocess.max_caption_tokens, main.config.text.end_id] = "token_ids"
+        rule = main.config.preprocess
+        own[None, main.tokenizer_json, rule.max_caption_tokens, main.config.text.end_id, rule.caption_prompt] = (
+            "token_ids"
+        )
     return own
 
 
@@ -232,7 +235,8 @@ def _make_input(declared: InputColumn, models: frozenset[str]) -> FurtherInput:
         case TokensInput():
             path = find_tokenizer("the tokeniser of an input", declared.tokenizer)
             text = Path(path).read_text(encoding="utf-8")
-            return FurtherInput(column, models, "token_ids", None, text, declared.max_tokens, declared.end_id)
+            limits = declared.max_tokens, declared.end_id, declared.prompt
+            return FurtherInput(column, models, "token_ids", None, text, *limits)
         case BytesInput():
             return FurtherInput(column, models, "bytes")
         case ColumnInput():

@@ -86,7 +86,7 @@ class InputPreparer:
         key = declared.decode_key()
         if key not in self._captions:
             text = find_tokenizer("the tokeniser of an input", declared.tokenizer).read_text(encoding="utf-8")
-            self._captions[key] = CaptionEncoder(text, declared.max_tokens, declared.end_id)
+            self._captions[key] = CaptionEncoder(text, declared.max_tokens, declared.end_id, declared.prompt)
         return self._captions[key]
 
     def _pixels(self, declared: ResizedInput, images: Sequence[bytes | None]) -> PreparedInput:

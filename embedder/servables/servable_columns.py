@@ -151,6 +151,7 @@ class TokensInput(BaseInput):
     tokenizer: str = Field(description="a tokenizer.json, or the folder that holds it")
     max_tokens: int = Field(64, ge=2, description="longer captions are cut; counts special tokens")
     end_id: int | None = Field(None, description="token after which a caption is cut; left out: none")
+    prompt: str = Field("", description="text that captions are put behind")
     padding_id: int = Field(0, ge=0, description="of a graph: value after the end of the shorter captions of a batch")
     pad_to: int | None = Field(
         None, ge=1, description="of a graph with one length: tokens of each caption; left out: of the longest"
@@ -160,7 +161,7 @@ class TokensInput(BaseInput):
 
     def decode_key(self) -> str:
         """Name of the column; it doesn't depend on padding, which comes after decoding."""
-        return f"token_ids-{_hash([self.tokenizer, self.max_tokens, self.end_id])}"
+        return f"token_ids-{_hash([self.tokenizer, self.max_tokens, self.end_id, *filter(None, [self.prompt])])}"
 
     @model_validator(mode="after")
     def _fitting(self) -> Self:

@@ -107,6 +107,7 @@ class TowersServable(Servable):
                     tokenizer=str(self._folder / TOKENIZER_FILE),
                     max_tokens=config.preprocess.max_caption_tokens,
                     end_id=config.required_text.end_id,
+                    prompt=config.preprocess.caption_prompt,
                 )
         return inputs
 

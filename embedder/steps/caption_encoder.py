@@ -22,15 +22,15 @@ class CaptionEncoder:
     A tokenizer.json that pads to a fixed length, as SigLIP's does, pads to that limit; any other doesn't pad.
     """
 
-    def __init__(self, tokenizer_json: str, max_tokens: int, end_id: int | None = None) -> None:
+    def __init__(self, tokenizer_json: str, max_tokens: int, end_id: int | None = None, prompt: str = "") -> None:
         """Read the tokeniser from the content of tokenizer.json; a ModelError if it is invalid.
 
         Longer captions are cut at `max_tokens`, including special tokens. `end_id` is the token that ends a caption
         (`TextTower.end_id`); everything after the first one is cut, even if the caption's text contains it. None cuts
-        nothing.
+        nothing. `prompt` is put before each caption.
         """
         self._tokenizer = parse_tokenizer(tokenizer_json, f"the model's {TOKENIZER_FILE}")
-        self._json, self._end_id = tokenizer_json, end_id
+        self._json, self._end_id, self._prompt = tokenizer_json, end_id, prompt
         padding = self._tokenizer.padding
         if padding is not None and padding["length"] is not None:
             self._tokenizer.enable_padding(**(padding | {"length": max_tokens, "pad_to_multiple_of": None}))
@@ -40,7 +40,7 @@ class CaptionEncoder:
 
     def encode(self, caption: str) -> Array:
         """Return token ids with the special tokens; int32 (T,)."""
-        ids = np.array(self._tokenizer.encode(caption[:MAX_CHARACTERS]).ids, np.int32)
+        ids = np.array(self._tokenizer.encode(self._prompt + caption[:MAX_CHARACTERS]).ids, np.int32)
         if self._end_id is None:
             return ids
         (ends,) = np.nonzero(ids == self._end_id)
@@ -48,10 +48,10 @@ class CaptionEncoder:
 
     def read_part(self, caption: str) -> str | None:
         """Return the beginning of a caption that fits the model's limit; None if all of it does."""
-        found = self._tokenizer.encode(caption[:MAX_CHARACTERS])
+        found = self._tokenizer.encode(self._prompt + caption[:MAX_CHARACTERS])
         if not found.overflowing and len(caption) <= MAX_CHARACTERS:
             return None
-        return caption[: max((stop for _, stop in found.offsets), default=0)]
+        return caption[: max(max((stop for _, stop in found.offsets), default=0) - len(self._prompt), 0)]
 
     def knows(self, caption: str) -> bool:
         """Return whether the tokeniser knows a word of a caption, or part of one."""

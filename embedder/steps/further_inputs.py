@@ -32,8 +32,8 @@ class FurtherInput:
 
     `column` is shared with the main model if that takes the same input. `models` need it, for themselves or for one
     that takes what they return. `make` is `pixels` of one size or as patches, an `image` of its own proportions (both
-    by the rule `resize`), or what a caption or a file gives. For `token_ids`, captions are cut at `max_tokens` and
-    after the token `end_id`.
+    by the rule `resize`), or what a caption or a file gives. For `token_ids`, captions stand behind the
+    `prompt`, and are cut at `max_tokens` and after the token `end_id`.
     """
 
     column: str
@@ -43,6 +43,7 @@ class FurtherInput:
     tokenizer_json: str | None = None
     max_tokens: int = 0
     end_id: int | None = None
+    prompt: str = ""
 
     @property
     def is_image(self) -> bool:
@@ -86,7 +87,7 @@ class FurtherInputs:
         """Read the tokenisers."""
         self.inputs = tuple(inputs)
         self._captions = {
-            each: CaptionEncoder(each.tokenizer_json, each.max_tokens, each.end_id)
+            each: CaptionEncoder(each.tokenizer_json, each.max_tokens, each.end_id, each.prompt)
             for each in inputs
             if each.tokenizer_json is not None
         }

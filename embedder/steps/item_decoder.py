@@ -40,10 +40,11 @@ Values = dict[str, Any]
 class DecodeSpec:
     """Configuration of a decode task; plain values, so that equal specs share one decoder in a process.
 
-    `caption_end_id` is the text tower's `end_id`. Without `resize` (a model without a vision tower) no image is
-    decoded, without `tokenizer_json` (a model without a text tower) no caption becomes token ids. `web` limits what is
-    fetched from web addresses. `animations` says whether animated images are `clip`s, `colour` how pixel values are
-    read. `models` are the names of the run's models, `further` is what further ones take. `steps` are the user's own.
+    `caption_end_id` is the text tower's `end_id`, `caption_prompt` stands before each caption. Without `resize` (no
+    vision tower) no image is decoded, without `tokenizer_json` (no text tower) no caption becomes token ids. `web`
+    limits what is fetched from web addresses. `animations` says whether animated images are `clip`s, `colour` how pixel
+    values are read. `models` are the names of the run's models, `further` is what further ones take. `steps` are the
+    user's own.
     """
 
     resize: ResizeSpec | None
@@ -58,6 +59,7 @@ class DecodeSpec:
     animations: str = "first_frame"
     colour: Colour = "srgb"
     further: tuple[FurtherInput, ...] = ()
+    caption_prompt: str = ""
     models: tuple[str, ...] = ("",)
     steps: "RowSteps | None" = None
 
@@ -146,7 +148,7 @@ class ItemDecoder:
         self.spec = spec
         self.sandbox = SandboxedDecoder(spec.limits)
         self.captions = (
-            CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens, spec.caption_end_id)
+            CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens, spec.caption_end_id, spec.caption_prompt)
             if spec.tokenizer_json is not None
             else None
         )

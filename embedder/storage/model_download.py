@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
@@ -16,6 +17,7 @@ from embedder.storage.atomic_write import atomic_write
 from embedder.storage.object_ranges import PIECE_BYTES, ObjectRanges
 from embedder.storage.object_stores import ObjectStoreError, is_remote, named_errors, open_place, without_credentials
 from embedder.storage.user_cache import cache_folder
+from shards.convert.sentence_transformers import MODULES_FILE, module_folders
 from shards.model_config import CONFIG_FILE, find_model_folder, load_model_config
 from shards.model_errors import ModelError
 from shards.saving import staged_folder
@@ -67,11 +69,14 @@ def resolve_checkpoint(uri: str | Path, *, config_only: bool = False) -> Path:
     """
     if config_only:
         return _resolve(uri, CONFIG_FILES)
-    folder = resolve_model(uri)
-    is_local = not is_remote(str(uri)) and _hub_id(uri) is None
-    if is_local or any(folder.glob("*.safetensors")):
+    folder, hub_id = resolve_model(uri), _hub_id(uri)
+    if not is_remote(str(uri)) and hub_id is None:
         return folder
-    return _resolve(uri, ALLOWED_FILES + PICKLED_FILES)
+    if not any(folder.glob("*.safetensors")):
+        folder = _resolve(uri, ALLOWED_FILES + PICKLED_FILES)
+    if hub_id is not None:
+        _download_hub_modules(hub_id, folder)
+    return folder
 
 
 def model_name(uri: str | Path) -> str:
@@ -105,7 +110,16 @@ def _hub_id(uri: str | Path) -> str | None:
     return text if is_id else None
 
 
-def _download_hub(hub_id: str, allowed: Sequence[str]) -> Path:
+def _download_hub_modules(hub_id: str, folder: Path) -> None:
+    """Download the folders that sentence-transformers' modules.json names into a snapshot; pickles where it is all."""
+    snapshot = f"{hub_id.partition('@')[0]}@{folder.name}"
+    for each in module_folders(folder):
+        for patterns in (ALLOWED_FILES, PICKLED_FILES):
+            if not any((folder / each).glob("*.safetensors")):
+                _download_hub(snapshot, [f"{each}/{pattern}" for pattern in patterns], ignored=())
+
+
+def _download_hub(hub_id: str, allowed: Sequence[str], ignored: Sequence[str] = ("*/*",)) -> Path:
     """Return a snapshot in the hub's cache; download what is missing, unless HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError
@@ -118,7 +132,7 @@ def _download_hub(hub_id: str, allowed: Sequence[str]) -> Path:
     try:
         # Subfolders of a repository hold the same model for other programs.
         return Path(
-            snapshot_download(name, revision=revision or None, allow_patterns=[*allowed], ignore_patterns=["*/*"])
+            snapshot_download(name, revision=revision or None, allow_patterns=[*allowed], ignore_patterns=[*ignored])
         )
     except (HTTPError, HFValidationError, OSError) as error:
         if isinstance(error, LocalEntryNotFoundError):
@@ -158,12 +172,13 @@ def _download_prefix(uri: str, allowed: Sequence[str], shard: ShardSpec | None) 
 
 
 def download_model(store: Any, uri: str, cache: Path, allowed: Sequence[str] = ALLOWED_FILES) -> Path:
-    """Copy the allowed files at the root of an object store into the cache, once per version.
+    """Copy the allowed files at the root of an object store, and of sentence-transformers' modules below it, once.
 
     `store` is an obstore store rooted at the model folder, which messages call `uri`. `cache` has a folder for each
     downloaded version; processes wait for each other. Raises ModelError if there are no files.
     """
     objects = _list_objects(store, uri, allowed)
+    objects += _list_modules(store, uri, objects)
     folder = cache / _version_name(uri, objects)
     with _lock(cache, folder.name):
         if not folder.is_dir():
@@ -212,6 +227,26 @@ def _list_objects(store: Any, uri: str, allowed: Sequence[str]) -> list[Any]:
     return objects
 
 
+def _list_modules(store: Any, uri: str, objects: Sequence[Any]) -> list[Any]:
+    """List the files in the folders that sentence-transformers' modules.json names; pickles where they are all."""
+    import obstore
+
+    listing = [item for item in objects if item["path"] == MODULES_FILE]
+    if not listing:
+        return []
+    with tempfile.TemporaryDirectory() as stage:
+        _download_object(store, uri, listing[0], Path(stage))
+        folders = module_folders(Path(stage))
+    found: list[Any] = []
+    for each in folders:
+        with named_errors(uri):
+            items = obstore.list_with_delimiter(store, each)["objects"]
+        is_safe = any(item["path"].endswith(".safetensors") for item in items)
+        allowed = ALLOWED_FILES if is_safe else ALLOWED_FILES + PICKLED_FILES
+        found += [item for item in items if _is_allowed(item["path"], allowed)]
+    return sorted(found, key=lambda item: item["path"])
+
+
 def _version_name(uri: str, objects: Iterable[Any]) -> str:
     versions = [(item["path"], item["size"], item["e_tag"]) for item in objects]
     return hashlib.sha256(repr((uri, versions)).encode()).hexdigest()[:16]
@@ -240,7 +275,8 @@ def _download_missing(store: Any, uri: str, objects: Iterable[Any], folder: Path
 
 def _download_object(store: Any, uri: str, item: Any, folder: Path) -> None:
     ranges = _open_ranges(store, uri, item)
-    with atomic_write(folder / Path(item["path"]).name) as file:
+    (folder / item["path"]).parent.mkdir(exist_ok=True)
+    with atomic_write(folder / item["path"]) as file:
         _copy_range(ranges, file, 0, ranges.size)
 
 

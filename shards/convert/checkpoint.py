@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from shards.convert.checkpoint_hints import OPEN_CLIP_FILE, WEIGHT_SUFFIXES, find_weight_file, weights_hint
+from shards.convert.known_files import Library, check_known_files, describe_import, write_record
+from shards.convert.sentence_transformers import SentenceModel, find_sentence_model
 from shards.convert.single_tower import import_timm, import_tower, read_timm_config, read_tower_config
 from shards.convert.transformers_model import import_transformers, read_transformers_config
 from shards.file_schema import read_json
@@ -16,7 +18,7 @@ from shards.model_summary import DELTA_FILE, fresh_towers
 from shards.saving import staged_model
 from shards.tensor_shapes import LOGIT_SCALE
 from shards.towers.registry import CLASSES, IMPORTS
-from shards.weights import find_weights, read_entries
+from shards.weights import describe_foreign, find_weights, read_entries
 
 MAX_LISTED = 5
 JOINED_TYPE = "vision-text-dual-encoder"
@@ -32,6 +34,7 @@ class Importer:
 
     convert: Callable[..., ModelConfig]
     read_config: Callable[[Path, str], ModelConfig]
+    library: Library = "transformers"
 
 
 def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
@@ -41,9 +44,17 @@ def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = No
     `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if the folder
     is a file or none of these, contradicts its configuration, or has something that can't be mapped.
     """
-    config = _importer(find_checkpoint(src)).convert(src, out, name=name)
+    folder, sentence = find_modules(find_checkpoint(src))
+    importer = _importer(folder)
+    if sentence is not None and importer.library != "transformers":
+        raise ModelError(
+            f"{sentence.root}: sentence-transformers' modules stand around a checkpoint of {importer.library}, which "
+            "it can't load; give the folder of the checkpoint alone"
+        )
+    config = importer.convert(folder, out, name=name or Path(src).name)
+    write_record(Path(out), describe_import(folder, importer.library, config, sentence))
     # A library saves the random weights of a new model like any others.
-    if config.trained and (fresh_towers(out) or _has_first_temperature(find_model_folder(src), Path(out))):
+    if config.trained and (fresh_towers(out) or _has_first_temperature(folder, Path(out))):
         config = config.model_copy(update={"trained": False})
         (Path(out) / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
     return config
@@ -55,7 +66,7 @@ def import_config(src: str | Path, out: str | Path, *, name: str | None = None) 
     Only the checkpoint's own configuration is needed. Weights are not read; if there are any, the names of their
     tensors supply details that the configuration lacks. Arguments and errors are those of `import_checkpoint`.
     """
-    folder = find_checkpoint(src)
+    folder, _ = find_modules(find_checkpoint(src))
     config = _importer(folder).read_config(folder, name or Path(src).name)
     with staged_model(Path(out), config, None):
         return config
@@ -82,7 +93,20 @@ def find_checkpoint(path: str | Path) -> Path:
     file = Path(path).expanduser()
     if file.is_file() and file.name.lower().endswith(WEIGHT_SUFFIXES):
         raise ModelError(f"{path}: {weights_hint(file)}")
+    if file.is_file() and (foreign := describe_foreign(file)) is not None:
+        raise ModelError(f"{path}: {foreign}")
     return find_model_folder(path)
+
+
+def find_modules(folder: Path) -> tuple[Path, SentenceModel | None]:
+    """Return the folder of the checkpoint itself, and the modules of sentence-transformers around it, if there are any.
+
+    Raises a ModelError for a file that alters vectors and can't be imported.
+    """
+    sentence = find_sentence_model(folder)
+    inner = folder if sentence is None else sentence.checkpoint
+    check_known_files(inner)
+    return inner, sentence
 
 
 def _importer(folder: Path) -> Importer:
@@ -92,13 +116,13 @@ def _importer(folder: Path) -> Importer:
     if (folder / OPEN_CLIP_FILE).is_file() and not (model_type in CLASSES and _is_of_transformers(folder)):
         from shards.convert.open_clip_model import import_open_clip, read_model_config
 
-        return Importer(import_open_clip, read_model_config)
+        return Importer(import_open_clip, read_model_config, "open_clip")
     if model_type in CLASSES:
         return Importer(import_transformers, read_transformers_config)
     if model_type in IMPORTS:
         return Importer(import_tower, read_tower_config)
     if "architecture" in tree:
-        return Importer(import_timm, read_timm_config)
+        return Importer(import_timm, read_timm_config, "timm")
     raise ModelError(f"{folder}: {_describe_found(folder, tree)}; {_describe_taken()}")
 
 
@@ -121,8 +145,8 @@ def _describe_found(folder: Path, tree: dict[str, Any]) -> str:
         return f"{CONFIG_FILE} has neither model_type nor architecture"
     if (weights := find_weight_file(folder)) is not None:
         return f"found {weights.name} and no {CONFIG_FILE}: {weights_hint(weights)}"
-    names = sorted(each.name for each in folder.iterdir())[:MAX_LISTED]
-    return f"found no {CONFIG_FILE} and no {OPEN_CLIP_FILE}, but {', '.join(names) or 'nothing'}"
+    names = ", ".join(sorted(each.name for each in folder.iterdir())[:MAX_LISTED])
+    return f"found no {CONFIG_FILE} and no {OPEN_CLIP_FILE}, but {describe_foreign(folder) or names or 'nothing'}"
 
 
 def _describe_taken() -> str:

@@ -74,7 +74,10 @@ def _cure(path: Path, names: Collection[str], *, is_bare: bool) -> str:
     """Say what turns a state dict into a checkpoint; `is_bare` means that its file holds nothing else."""
     plain = {_PREFIX.sub("", name, count=1) for name in names}
     suffix = "model.safetensors" if path.suffix == ".safetensors" else "pytorch_model.bin"
-    save = "" if is_bare else "its state dict alone "
+    prefix = next((found[0] for name in names if (found := _PREFIX.match(name))), "")
+    save = "" if is_bare and not prefix else "its state dict alone "
+    if prefix:
+        save += f"without {prefix!r} before its names "
     if any(name.startswith(("visual.", "transformer.resblocks.")) for name in plain):
         return (
             f"its names are those of open_clip: put {save or 'it '}as open_clip_{suffix} into a folder with the "

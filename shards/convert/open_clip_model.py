@@ -49,9 +49,9 @@ def import_open_clip(src: str | Path, out: str | Path, *, name: str | None = Non
     folder = find_model_folder(src)
     theirs, images = read_open_clip_config(folder)
     with checkpoint_weights(folder, Path(out), _prefix(folder)) as files:
-        text = read_text(theirs, frozenset(files), folder)
+        vision, text = read_vision(theirs, folder), read_text(theirs, frozenset(files), folder)
         tokenizer, tower = import_open_clip_tokenizer(folder, theirs.text_cfg, text.tower)
-        sides: dict[str, Side[Tower]] = {"vision": read_vision(theirs, folder), "text": replace(text, tower=tower)}
+        sides: dict[str, Side[Tower]] = {"vision": vision, "text": replace(text, tower=tower)}
         config = describe_model(theirs, images, sides, name or Path(src).name, folder)
         with staged_model(Path(out), config, tokenizer) as stage:
             write_weights(stage, _import_tensors(files, config, sides))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shards.model_errors import ModelError
-from shards.weights import INDEX_SUFFIX, WEIGHTS_FILE, check_present, read_entries, read_index
+from shards.weights import INDEX_SUFFIX, WEIGHTS_FILE, check_present, describe_foreign, read_entries, read_index
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +63,7 @@ def _find_pickles(folder: Path, prefix: str) -> tuple[list[Path], dict[str, Path
         raise ModelError(
             f"{folder}: found no weights; expected {prefix}{WEIGHTS_FILE} or {path.name}, or the index "
             f"({prefix}{WEIGHTS_FILE}{INDEX_SUFFIX}, {index.name}) of several such files"
+            f"{'; ' if (foreign := describe_foreign(folder)) else ''}{foreign or ''}"
         )
     files = {name: folder / file_name for name, file_name in read_index(index, "bin").items()}
     check_present(files, index)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from shards.convert.sentence_transformers import find_sentence_model
 from shards.file_schema import read_json
 from shards.model_config import TOKENIZER_FILE
 from shards.model_errors import ModelError
@@ -223,6 +224,8 @@ def import_tokenizer(folder: Path, text: TextTower) -> str:
         tokenizer, padding = _load_through_transformers(folder)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if (sentence := find_sentence_model(folder)) is not None and sentence.lowers_case:
+        lower_case(tokenizer)
     if text.has_fixed_length:
         if padding["pad_token"] is None:
             raise ModelError(f"{folder}: the tokeniser has no padding token, and a {text.label} tower needs one")
@@ -233,8 +236,18 @@ def import_tokenizer(folder: Path, text: TextTower) -> str:
     return content
 
 
+def lower_case(tokenizer: Any) -> None:
+    """Put lower case before a tokeniser's own normaliser."""
+    from tokenizers import normalizers
+
+    own = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+
+
 def max_caption_tokens(folder: Path, text: TextTower) -> int:
-    """Return the longest caption: the tokeniser's limit if it has one, else that of the position table."""
+    """Return the longest caption: by sentence-transformers' settings or else the tokeniser, at most the positions."""
+    if (sentence := find_sentence_model(folder)) is not None and sentence.limit is not None:
+        return min(sentence.limit[1], text.max_tokens)
     path = folder / TOKENIZER_CONFIG_FILE
     limit = read_json(path, "").get("model_max_length") if path.is_file() else None
     if not isinstance(limit, int | float):

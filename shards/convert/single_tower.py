@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ from pydantic import ValidationError
 
 from shards.convert.pickled_weights import checkpoint_weights
 from shards.convert.preprocessing import import_budget, import_processor, import_tokenizer, max_caption_tokens
+from shards.convert.sentence_transformers import find_sentence_model
 from shards.convert.timm_vision import build_timm_model, load_timm_model, read_timm_preprocess, read_timm_tower
-from shards.convert.transformers_model import check_all_used, import_tensor, read_tower, resize_tower
+from shards.convert.transformers_model import check_all_used, import_tensor, joined_tensor, read_tower, resize_tower
 from shards.file_schema import describe, read_json
 from shards.model_config import CONFIG_FILE, ModelConfig, find_model_folder
 from shards.model_errors import ModelError
@@ -45,8 +47,9 @@ def import_tower(src: str | Path, out: str | Path, *, name: str | None = None) -
         tower = read_tower(model_type, "only", tree, frozenset(files), path)
         config = _config(tower, folder, name or Path(src).name, IMPORTS[model_type])
         tokenizer = import_tokenizer(folder, tower) if isinstance(tower, TextTower) else None
-        with staged_model(Path(out), config, tokenizer) as stage:
-            write_weights(stage, _tensors(files, config, model_type, tower.front_shapes()))
+        left_over = ("pooler.",) if find_sentence_model(folder) is not None else ()
+        with dense_weights(folder, Path(out)) as dense, staged_model(Path(out), config, tokenizer) as stage:
+            write_weights(stage, _tensors(files, config, model_type, tower.front_shapes(), dense, left_over))
     return config
 
 
@@ -90,8 +93,18 @@ def _config(tower: Tower, folder: Path, name: str, found: TowerImport, *, is_com
     """Make the model's configuration; `is_complete` says whether the folder must have an image processor."""
     if isinstance(tower, TextTower):
         preprocess = PreprocessConfig(max_caption_tokens=max_caption_tokens(folder, tower))
-        return _model(tower, preprocess, folder, name)
+        sentence = find_sentence_model(folder)
+        if sentence is None:
+            return _model(tower, preprocess, folder, name)
+        tower, preprocess = sentence.pool(tower), sentence.prompt(preprocess)
+        if sentence.dense is None:
+            return _model(tower, preprocess, folder, name)
+        dense = sentence.dense
+        head = {"text_projection": dense.projection, "projection_bias": dense.has_bias, "embedding_dim": dense.size}
+        return _model(tower, preprocess, folder, name, head)
     if isinstance(tower, VisionTower):
+        if (sentence := find_sentence_model(folder)) is not None:
+            sentence.pool(tower)
         tower = import_budget(folder, tower)
         preprocess = import_processor(
             folder,
@@ -108,11 +121,15 @@ def _config(tower: Tower, folder: Path, name: str, found: TowerImport, *, is_com
     raise TypeError(f"{type(tower).__name__} is a tower neither for images nor for captions")
 
 
-def _model(tower: Tower, preprocess: PreprocessConfig, folder: Path, name: str) -> ModelConfig:
+def _model(
+    tower: Tower, preprocess: PreprocessConfig, folder: Path, name: str, head: Mapping[str, Any] | None = None
+) -> ModelConfig:
+    """Make the configuration of one tower; `head` describes a layer behind it, if there is one."""
     side, other = ("vision", "text") if isinstance(tower, VisionTower) else ("text", "vision")
-    sections: dict[str, Any] = {side: tower, other: None, f"{side}_projection": "none"}
+    sections: dict[str, Any] = {side: tower, other: None, "preprocess": preprocess}
+    sections |= head or {f"{side}_projection": "none", "embedding_dim": tower.pooled_dim}
     try:
-        return ModelConfig(name=name, trained=True, embedding_dim=tower.dim, preprocess=preprocess, **sections)
+        return ModelConfig(name=name, trained=True, **sections)
     except ValidationError as error:
         raise ModelError(f"{folder / CONFIG_FILE}: {describe(error)}") from None
 
@@ -124,25 +141,46 @@ def bare_names(files: Mapping[str, Path]) -> dict[str, tuple[str, Path]]:
     return {name.removeprefix(prefix): (name, path) for name, path in files.items()}
 
 
+@contextmanager
+def dense_weights(folder: Path, out: Path) -> Iterator[Mapping[str, Path]]:
+    """Yield the file of each tensor of sentence-transformers' Dense, if one follows the tower."""
+    sentence = find_sentence_model(folder)
+    if sentence is None or sentence.dense is None:
+        yield {}
+        return
+    with checkpoint_weights(sentence.dense.folder, out) as files:
+        yield files
+
+
 def _tensors(
-    files: Mapping[str, tuple[str, Path]], config: ModelConfig, model_type: str, stored_at: Shapes
+    files: Mapping[str, tuple[str, Path]],
+    config: ModelConfig,
+    model_type: str,
+    stored_at: Shapes,
+    dense: Mapping[str, Path],
+    left_over: tuple[str, ...],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the model's tensors in order.
 
     `files` has the checkpoint's name and file by the name inside the tower; `stored_at` are the shapes of the
-    embeddings at the checkpoint's own image size.
+    embeddings at the checkpoint's own image size; `dense` are the tensors of a layer behind the tower; `left_over`
+    begins names that the modules around a checkpoint don't use.
     """
     names, found = frozenset(files), IMPORTS[model_type]
     theirs = {}
-    for name in model_shapes(config):
+    own = {name: shape for name, shape in model_shapes(config).items() if not (dense and "_head.projection." in name)}
+    for name in own:
         section, _, inner = name.partition(".")
         theirs[name] = found.theirs(inner if section in config.towers else f"head.{inner}", names)
     used = {each for their in theirs.values() for each in their}
     (side,) = config.towers
-    check_all_used({name: path for name, (_, path) in files.items()}, used, found.ignored, {side: model_type})
+    ignored = (*found.ignored, *left_over)
+    check_all_used({name: path for name, (_, path) in files.items()}, used, ignored, {side: model_type})
     by_full_name = dict(files.values())
     full = {name: each for name, (each, _) in files.items()}
-    for name, shape in model_shapes(config).items():
+    for name, shape in own.items():
         their = tuple(full.get(each, each) for each in theirs[name])
         inner = name.partition(".")[2]
         yield name, import_tensor(by_full_name, their, shape, found, inner, stored_at.get(inner))
+    for name in model_shapes(config).keys() - own.keys():
+        yield name, joined_tensor(dense, (name.replace("text_head.projection", "linear"),), model_shapes(config)[name])

@@ -94,7 +94,11 @@ def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:
     describe_model = classes.get(type(model))
     if describe_model is None:
         names = ", ".join(each.__name__ for each in classes)
-        raise ModelError(f"{folder}: this is a {type(model).__name__}; of timm these can be imported: {names}")
+        name = model.pretrained_cfg.get("architecture", "")
+        raise ModelError(
+            f"{folder}: {name}{': ' if name else ''}this is a {type(model).__name__}; of timm these can be imported: "
+            f"{names}"
+        )
     if model.global_pool not in get_args(TimmVisionTower.model_fields["pool"].annotation):
         raise ModelError(
             f"{folder}: pooling {model.global_pool!r} can't be imported; token, avg, avgmax, max and map can"

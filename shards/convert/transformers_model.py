@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from shards.convert.pickled_weights import checkpoint_weights
 from shards.convert.preprocessing import import_budget, import_processor, import_tokenizer, max_caption_tokens
+from shards.convert.sentence_transformers import find_sentence_model
 from shards.file_schema import describe, read_json
 from shards.model_config import CONFIG_FILE, ModelConfig, find_model_folder
 from shards.model_errors import ModelError
@@ -87,6 +88,9 @@ def _import_config(
         )
     except ValidationError as error:
         raise ModelError(f"{path}: {describe(error)}") from None
+    if (sentence := find_sentence_model(folder)) is not None:
+        sentence.check_unpooled(vision, text)
+        config = config.model_copy(update={"preprocess": sentence.prompt(config.preprocess)})
     return config, types, towers
 
 

@@ -42,7 +42,7 @@ class AlbertTower(TextEncoderTower):
     type_vocab_size: int = Field(2, ge=1)
     layer_norm_eps: float = Field(1e-12, gt=0)
     pad_token_id: int = Field(0, ge=0)
-    pool: TextPooling = Field("pooler", description="dense + tanh on [CLS], [CLS], or token mean")
+    pool: TextPooling = Field("pooler", description="dense + tanh on [CLS], or of the tokens")
 
     @model_validator(mode="after")
     def _applies_every_group(self) -> Self:

@@ -160,6 +160,11 @@ class Tower(ModelSection):
         """Return the tokens of one input inside the layers, `L`, for the planned number."""
 
     @property
+    def pooled_dim(self) -> int:
+        """Width of the vector that pooling gives the projection head."""
+        return self.dim
+
+    @property
     def has_head_pooler(self) -> bool:
         """Whether a dense layer and tanh follow pooling, as part of the projection head."""
         return False

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shards.towers.base import Shapes, linear_shapes, norm_shapes
-from shards.towers.text_encoder import TextActivation, TextEncoderTower, encoder_import
+from shards.towers.text_encoder import TextActivation, TextEncoderTower, TokenPoolings, encoder_import
 
 # transformers' names of fields, where they differ from BERT's.
 _THEIR_KEYS = {
@@ -38,7 +38,7 @@ class DistilBertTower(TextEncoderTower):
     hidden_act: TextActivation = "gelu"
     max_position_embeddings: int = Field(512, ge=1, description="longest caption, in tokens")
     pad_token_id: int = Field(0, ge=0)
-    pool: Literal["cls", "mean"] = Field("mean", description="[CLS], or token mean")
+    pool: TokenPoolings = Field("mean", description="of the tokens")
 
     def front_shapes(self) -> Shapes:
         """Return the shapes of the embeddings."""

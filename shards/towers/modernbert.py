@@ -16,7 +16,7 @@ from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
 from shards.towers.from_transformers import check_settings
-from shards.towers.text_encoder import TextActivation, TextEncoderTower, encoder_names
+from shards.towers.text_encoder import TextActivation, TextEncoderTower, TokenPoolings, encoder_names
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ class ModernBertTower(TextEncoderTower):
     local_rope_theta: float = Field(10000.0, gt=0, description="the same of the other layers")
     norm_eps: float = Field(1e-5, gt=0)
     pad_token_id: int = Field(50283, ge=0)
-    pool: Literal["cls", "mean"] = Field("cls", description="[CLS], or token mean")
+    pool: TokenPoolings = Field("cls", description="of the tokens")
 
     @model_validator(mode="after")
     def _rotates_pairs(self) -> Self:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 TextActivation = Literal[
     "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"
 ]
-TextPooling = Literal["pooler", "cls", "mean"]
+TokenPooling = Literal["cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len"]
+"""How a caption's tokens become a vector; the means are weighted by position (1, 2, ...), or divided by the root."""
+SeveralPoolings = Annotated[tuple[TokenPooling, ...], Field(min_length=2)]
+TokenPoolings = TokenPooling | SeveralPoolings
+TextPooling = Literal["pooler"] | TokenPoolings
 
 # Heads of transformers' classes that an encoder doesn't need, and tables that follow from the shapes.
 _IGNORED = ("classifier.", "qa_outputs.", "embeddings.position_ids", "embeddings.token_type_ids")
@@ -70,6 +74,12 @@ class TextEncoderTower(TextTower):
     def dim(self) -> int:
         """Width of the activations."""
         return self.hidden_size
+
+    @property
+    def pooled_dim(self) -> int:
+        """Width of a caption's vector: several poolings stand in sequence."""
+        pool = getattr(self, "pool", "")  # CLIP's kind has no choice
+        return self.hidden_size * (1 if isinstance(pool, str) else len(pool))
 
     @property
     def max_tokens(self) -> int:
@@ -165,13 +175,14 @@ class TextEncoderTower(TextTower):
         return x_FLD
 
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Pool each caption's tokens into one vector, in float32; (R, T, D) to (R, D)."""
-        if self.pool == "mean":
-            total = (x_FLD.float() * layout.is_token[:, :, None]).sum(1)
-            mean: torch.Tensor = total / layout.num_tokens[:, None]
-            return mean
-        first_FD: torch.Tensor = x_FLD[:, 0].float()
-        return self.run_pooler(module, first_FD) if self.pool == "pooler" else first_FD
+        """Pool each caption's tokens into one vector, in float32; (R, T, D) to (R, D), or wider by several poolings."""
+        if self.pool == "pooler":
+            return self.run_pooler(module, x_FLD[:, 0].float())
+        if isinstance(self.pool, str):
+            return _pool(self.pool, x_FLD.float(), layout)
+        import torch
+
+        return torch.cat([_pool(each, x_FLD.float(), layout) for each in self.pool], dim=1)
 
     def run_pooler(self, module: Any, first_FD: torch.Tensor) -> torch.Tensor:
         """Run the pooler, dense and tanh, on the first token of each caption."""
@@ -195,6 +206,24 @@ class TextEncoderTower(TextTower):
     def use_plain_attention(self, module: Any) -> None:
         """Turn off fused attention."""
         module.set_attn_implementation("eager")
+
+
+def _pool(kind: TokenPooling, x_RTD: torch.Tensor, layout: Any) -> torch.Tensor:
+    """Pool in one way; (R, T, D) to (R, D). Source: sentence-transformers 6.2, `Pooling`."""
+    import torch
+
+    if kind == "cls":
+        return x_RTD[:, 0]
+    if kind == "last":
+        return x_RTD[torch.arange(len(x_RTD), device=x_RTD.device), layout.num_tokens - 1]
+    is_token: torch.Tensor = layout.is_token[:, :, None]
+    if kind == "max":
+        return x_RTD.masked_fill(~is_token, -torch.inf).amax(1)
+    if kind == "weighted_mean":
+        weights = is_token * torch.arange(1, x_RTD.shape[1] + 1, device=x_RTD.device)[:, None]
+        return (x_RTD * weights).sum(1) / weights.sum(1)
+    counts_R1: torch.Tensor = layout.num_tokens[:, None]
+    return (x_RTD * is_token).sum(1) / (counts_R1 if kind == "mean" else counts_R1.sqrt())
 
 
 def encoder_import(

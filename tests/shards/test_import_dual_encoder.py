@@ -125,6 +125,8 @@ def test_shards_of_an_imported_model_give_transformers_own_features(checkpoint, 
         "mean": (0.3, 0.4, 0.5),
         "std": (0.5, 0.5, 0.5),
         "reduced_decode": False,
+        "caption_prompt": "",
+        "query_prompt": "",
         "max_caption_tokens": 40,
     }
     assert load_file(tmp_path / "out" / "model.safetensors")["logit_scale"].item() == 1.25

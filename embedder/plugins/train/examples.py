@@ -80,7 +80,10 @@ def _tools_for(spec: ExampleSpec) -> tuple[ItemReader, CaptionEncoder]:
     if spec.decode.tokenizer_json is None:
         raise ValueError("training needs a text tower; `check_trainable` comes before")
     return ItemReader(spec.decode), CaptionEncoder(
-        spec.decode.tokenizer_json, spec.decode.max_caption_tokens, spec.decode.caption_end_id
+        spec.decode.tokenizer_json,
+        spec.decode.max_caption_tokens,
+        spec.decode.caption_end_id,
+        spec.decode.caption_prompt,
     )
 
 

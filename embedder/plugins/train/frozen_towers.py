@@ -56,7 +56,7 @@ def run_towers(
         images.append(features.image_features.cpu())
         captions.append(features.caption_features.cpu())
         sizes.extend(len(pair.example.captions) for pair in pairs)
-    width = trainer.config.required_vision.dim, trainer.config.required_text.dim
+    width = trainer.config.required_vision.pooled_dim, trainer.config.required_text.pooled_dim
     return Features(
         rows,
         torch.cat(images) if images else torch.empty(0, width[0]),

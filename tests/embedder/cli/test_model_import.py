@@ -8,6 +8,7 @@ import samples
 import torch
 from command_runs import run_here
 from library_checkpoints import save_timm
+from sentence_folders import save_sentence_model
 from tiny_models import tiny_config
 from tiny_tokenizers import NUM_TOKENS, wordpiece
 from tower_checkpoints import save_clip
@@ -129,7 +130,11 @@ def test_a_state_dict_is_called_so_and_its_library_named(tmp_path, library, pref
     torch.save(tensors(library, prefix), path)
     line = refused(path, out=tmp_path / "out")
     assert f"{path}: this is a state dict (2 tensors) without its configuration; " in line
-    assert re.search(CURES[library].replace("a\\.b, c", "module.a.b, module.c") if prefix else CURES[library], line)
+    cure = CURES[library]
+    if prefix:
+        cure = cure.replace("a\\.b, c", "module.a.b, module.c")
+        cure = cure.replace("put it", "put its state dict alone without 'module.' before its names")
+    assert re.search(cure, line)
     assert re.search("no config.json: this is a state dict", refused(tmp_path, out=tmp_path / "out"))
     assert "this is a state dict" in refused(path, "--text", tmp_path, out=tmp_path / "out")
 
@@ -231,3 +236,18 @@ def test_the_first_line_of_a_run_says_that_its_model_is_untrained(tiny_model, tm
     )
     assert ended.code == 0, ended.stderr
     assert "model tiny is untrained: its vision and text towers have random weights" in ended.stderr.splitlines()[0]
+
+
+def test_info_shows_what_an_import_did_with_each_file(tmp_path):
+    save_sentence_model(tmp_path / "own", "max", version=3, limits={"max_seq_length": 9, "do_lower_case": False})
+    ended = run_here("model", "import", tmp_path / "own", "--out", tmp_path / "out")
+    line = "captions up to 9 tokens: sentence_bert_config.json wins over 24 of tokenizer_config.json"
+    assert line in ended.stdout
+    shown = run_here("model", "info", tmp_path / "out").stdout
+    assert line in shown
+    assert re.search(r"imported from +use +what", shown)
+    assert re.search(r"1_Pooling/config.json +read +pooling: max of the tokens", shown)
+    found = run_here("model", "info", tmp_path / "out", "--json").found["import"]
+    assert {"file": "model.safetensors", "use": "read", "what": "weights"} in found["files"]
+    (tmp_path / "out/import.json").unlink()  # as of a folder that an older version made
+    assert "imported from" not in run_here("model", "info", tmp_path / "out").stdout

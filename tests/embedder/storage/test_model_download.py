@@ -3,15 +3,18 @@
 import hashlib
 import shutil
 import threading
+from fnmatch import fnmatch
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from sentence_folders import save_sentence_model
 from tower_checkpoints import save_clip
 from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.storage.model_download import ALLOWED_FILES, download_model, model_name, resolve_checkpoint, resolve_model
+from shards.convert import import_checkpoint
 from shards.fingerprint import model_fingerprint
 from shards.model_config import load_model_config
 from shards.model_errors import ModelError
@@ -117,7 +120,8 @@ def test_a_cached_checkpoint_is_imported_by_its_id(pickled, hub_cache, tmp_path)
     result = CliRunner().invoke(app, ["model", "import", "hf:org/clip@v2", "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert load_model_config(out).name == "clip"
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    names = ["config.json", "import.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in out.iterdir()) == names
 
 
 @pytest.mark.parametrize("uri", ["hf:org/other", "org/other", "hf:org/name@v3", f"hf:org/name@{'c' * 40}", "hf:bert"])
@@ -190,6 +194,56 @@ def test_a_model_in_an_object_store_is_downloaded_once_for_each_version(model, t
     assert (folder / "config.json").stat().st_mtime_ns == stamp
     obstore.put(store, "config.json", (model / "config.json").read_bytes() + b" ")
     assert download_model(store, "s3://bucket/model", cache) != folder
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory):
+    """A folder of sentence-transformers, whose Dense has pickled weights."""
+    folder = tmp_path_factory.mktemp("sentences") / "own"
+    settings = {"in_features": 32, "out_features": 8, "bias": True}
+    save_sentence_model(folder, "mean", version=3, dense=settings)
+    return folder
+
+
+def test_the_modules_of_sentence_transformers_are_downloaded_from_an_object_store(sentences, tmp_path):
+    import obstore
+    from obstore.store import MemoryStore
+
+    store = MemoryStore()
+    for path in sentences.rglob("*.*"):
+        obstore.put(store, str(path.relative_to(sentences)), path.read_bytes())
+    obstore.put(store, "onnx/model.onnx", b"another program's")
+    obstore.put(store, "1_Pooling/evil.py", b"raise SystemExit")
+    folder = download_model(store, "s3://bucket/sentences", tmp_path / "cache")
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*.*")}
+    assert names == {str(path.relative_to(sentences)) for path in sentences.rglob("*.*")}
+    import_checkpoint(folder, tmp_path / "found")
+    import_checkpoint(sentences, tmp_path / "expected")
+    assert model_fingerprint(tmp_path / "found") == model_fingerprint(tmp_path / "expected")
+    obstore.put(store, "1_Pooling/config.json", b"{}")
+    assert download_model(store, "s3://bucket/sentences", tmp_path / "cache") != folder
+
+
+def test_the_modules_of_sentence_transformers_are_downloaded_from_the_hub(sentences, monkeypatch, tmp_path):
+    asked, snapshot = [], tmp_path / "c0ffee"
+
+    def fetch(name, *, revision, allow_patterns, ignore_patterns):
+        asked.append((name, revision))
+        for path in sentences.rglob("*.*"):
+            found = str(path.relative_to(sentences))
+            if any(fnmatch(found, each) for each in allow_patterns) and not any(
+                fnmatch(found, each) for each in ignore_patterns
+            ):
+                (snapshot / found).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, snapshot / found)
+        return str(snapshot)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    folder = resolve_checkpoint("hf:org/sentences@v2")
+    assert asked[0] == ("org/sentences", "v2")
+    assert {*asked[1:]} == {("org/sentences", "c0ffee")}
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*.*")}
+    assert names == {str(path.relative_to(sentences)) for path in sentences.rglob("*.*")}
 
 
 def test_an_empty_place_in_an_object_store_is_refused(tmp_path):
