@@ -83,11 +83,12 @@ def _refresh(config: RunConfig, options: "IngestOptions") -> Result:
 
 
 def _forecast_parts(found: "Forecast") -> list[RenderableType]:
-    from embedder.ingest.diff import CONTENT_CHANGED
+    from embedder.ingest.diff import CHECKED, CONTENT_CHANGED
 
+    compared = {CHECKED, CONTENT_CHANGED}
     table = new_table("what", "items", "MiB to read", "why", left=("what", "why"))
     for each in found.reasons:
-        action = "compare, then embed" if each.reason == CONTENT_CHANGED else "embed"
+        action = "compare, then embed" if each.reason in compared else "embed"
         table.add_row(action, f"{each.num_items:,}", f"{each.size_bytes / MIB:,.1f}", each.reason)
     if found.num_taken_over:
         table.add_row("take over", f"{found.num_taken_over:,}", "", "held by a publication that was rolled back")
@@ -100,7 +101,11 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
     shown.append(
         f"{plural(found.num_to_embed, 'item')} now, {found.num_left:,} left for later; "
         f"at most {size_text(found.rewrite_bytes)} of part files rewritten; {found.estimate.text()}"
-        + ("; less where contents turn out equal" if any(r.reason == CONTENT_CHANGED for r in found.reasons) else "")
+        + (
+            "; less where contents turn out equal"
+            if compared.intersection(each.reason for each in found.reasons)
+            else ""
+        )
     )
     shown += _model_lines(found)
     shown += (*found.left_out, *found.damage)

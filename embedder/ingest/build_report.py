@@ -48,6 +48,7 @@ from embedder.store.journal.step_metrics import Measurement
 from embedder.store.layout import Kind, utc_now
 
 LOG = logging.getLogger(__name__)
+MAX_DIFFERING = 100  # ids in a report
 LIBRARIES = ("ray", "pyarrow", "deltalake", "faiss-cpu")
 
 
@@ -100,6 +101,9 @@ def _item_counts(model: Model, work: WorkPlan, result: RunResult, *, is_publishe
         "num_taken_over": sum(result.taken_from.values()),
         "taken_from": result.taken_from,
         "num_equal": result.num_equal,
+        "num_checked": result.num_checked,
+        "num_differing": len(result.differing),
+        "differing": tuple(result.differing.slice(0, MAX_DIFFERING).to_pylist()),
         "num_stale": result.num_stale,
         "ignored": _count_ignored(model, result),
         "num_items": result.num_items,

@@ -192,6 +192,12 @@ class Report(ReportSection):
     """Those items, by the run of that publication."""
     num_equal: int = 0
     """Items with another size or time but the same content: their vectors stay, and no model computed them."""
+    num_checked: int = 0
+    """Unchanged items that this session read to compare their content."""
+    num_differing: int = 0
+    """Of these, items whose content was another: embedded anew, or rejected."""
+    differing: tuple[str, ...] = ()
+    """Ids of those items, the first hundred."""
     num_stale: int = 0
     """Items that can't be read any more and keep their old vectors."""
     ignored: dict[str, int] = {}
