@@ -155,12 +155,15 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
 
     `filters` are values that columns of `items` must have; `model` names a further model, empty for the main one.
     """
+    from embedder.store.publish.reject_codes import group_rejects, reject_code
     from embedder.store.publish.rejects import find_rejects, rejecting_model
 
     files = rejecting_model(StoreFiles(config.required_store), model)
     found = find_rejects(files, run_id, filters)
-    items = [row | {"uri": shown_uri(row["uri"])} for row in found.items.to_pylist()]
+    items = [row | {"uri": shown_uri(row["uri"]), "code": reject_code(row)} for row in found.items.to_pylist()]
+    groups = group_rejects(items)
     shown: list[RenderableType] = [_rejects_table(items) if items else "0 rejected"]
+    shown += [group.describe() for group in groups]
     if num_left_out := sum(row["state"] == "left_out" for row in items):
         shown.append(f"{len(items) - num_left_out:,} rejected; {num_left_out:,} left out, which counts as no reject")
     if not found.is_published:
@@ -172,7 +175,14 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
             f"{found.pending.run_id}` lists them"
         )
     pending = asdict(found.pending) if found.pending else None
-    data = {"rejects": items, "run_id": found.run_id, "published": found.is_published, "unpublished_run": pending}
+    kinds = [group.to_dict() for group in groups]
+    data = {
+        "rejects": items,
+        "kinds": kinds,
+        "run_id": found.run_id,
+        "published": found.is_published,
+        "unpublished_run": pending,
+    }
     return Result(data, shown)
 
 

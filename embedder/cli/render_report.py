@@ -32,7 +32,7 @@ def report_parts(report: Report) -> list[RenderableType]:
     if not report.steps:
         return last
     review = review_parts(report.review, report.steady_items_per_s or report.items_per_s) if report.review else []
-    inputs = [*clip_lines(report.steps), *_gpu_lines(report)]
+    inputs = [*clip_lines(report.steps), *_cut_lines(report), *_gpu_lines(report)]
     return [_step_table(report), *_operator_parts(report), *review, *inputs, *_cluster_parts(report), *last]
 
 
@@ -194,6 +194,16 @@ def clip_lines(steps: Iterable[StepReport]) -> list[RenderableType]:
         f"{step.num_decoded_frames / step.num_frames:.1f} for each"
         for step in steps
         if step.num_frames and step.num_decoded_frames
+    ]
+
+
+def _cut_lines(report: Report) -> list[RenderableType]:
+    if not report.num_cut_captions:
+        return []
+    limit = "the limit of a model" if report.max_caption_tokens is None else f"{report.max_caption_tokens:,} tokens"
+    return [
+        f"{plural(report.num_cut_captions, 'caption')} longer than {limit}: "
+        f"{plural(report.num_cut_characters, 'character')} at the end cut, which no vector knows of"
     ]
 
 

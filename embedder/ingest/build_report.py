@@ -34,6 +34,7 @@ from embedder.report.report_schema import (
     StepReport,
 )
 from embedder.report.step_sums import (
+    CUTS,
     SteadyPart,
     cores_beside_steps,
     join_measurements,
@@ -121,6 +122,8 @@ def _step_figures(inputs: Inputs, outcome: EngineOutcome, result: RunResult, sta
     return {
         "versions": library_versions(),
         "startup_s": min((call.started_s for call in found.trace), default=started_s) - started_s,
+        **{name: sum(getattr(step, name) for step in found.steps) for name in CUTS},
+        "max_caption_tokens": inputs.model.config.preprocess.max_caption_tokens if inputs.model.config.text else None,
         "items_per_s": items_per_s,
         "window_s": found.window_s,
         "engine_cores": found.engine_cores,

@@ -214,7 +214,8 @@ def _check_etags(sources: SourceSettings) -> None:
         if sources.sources.changed_by == "etag" and not is_remote(source.path):
             raise ConfigError(
                 f'sources.changed_by = "etag": source {source.path} is no bucket, and only objects of buckets have '
-                'ETags; write "size+time", or "content", which reads every item in each run'
+                'ETags; write "size+time", or "content", which reads every item in each run (for a table of web '
+                "addresses, web.revalidate = true asks for their ETags)"
             )
 
 

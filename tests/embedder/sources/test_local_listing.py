@@ -12,7 +12,7 @@ from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources import local_listing
 from embedder.sources.listing import list_sources
-from embedder.sources.listing_schema import time_text
+from embedder.sources.listing_schema import time_text, without_change_time
 from embedder.sources.local_listing import stem_of
 
 
