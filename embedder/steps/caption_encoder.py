@@ -57,7 +57,7 @@ class CaptionEncoder:
         """Return token ids with the special tokens, and how much of the caption they are of."""
         found = self._tokenizer.encode(caption[:MAX_CHARACTERS])
         ids = np.array(found.ids, np.int32)
-        (ends,) = np.nonzero(ids == self._end_id) if self._end_id is not None else ((),)
+        ends: Any = () if self._end_id is None else np.flatnonzero(ids == self._end_id)
         num_kept = int(ends[0]) + 1 if len(ends) else len(ids)
         is_whole = not found.overflowing and len(caption) <= MAX_CHARACTERS
         if is_whole and not any(stop for _, stop in found.offsets[num_kept:]):  # what only pads has no place

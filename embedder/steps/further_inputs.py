@@ -98,7 +98,9 @@ class FurtherInputs:
     def of_caption(self, caption: str | None, models: Collection[str]) -> Values:
         """Return the columns made from a caption."""
         values: Values = {}
-        for each in self.list_needed(models) if caption else ():
+        if not caption:
+            return values
+        for each in self.list_needed(models):
             if each.make == "text":
                 values[each.column] = caption
             elif each.make == "token_ids":

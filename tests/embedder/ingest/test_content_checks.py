@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tarfile
 from itertools import pairwise
 
 import numpy as np
@@ -114,7 +115,22 @@ def test_what_changes_only_change_times_costs_reading_and_no_vector(make_run, fo
     assert refreshed(apart)[0].num_vectors == 1
 
 
-def test_an_exchanged_tar_and_a_file_that_a_table_names_are_seen(make_run, folder, tmp_path):
+def test_an_exchanged_tar_is_seen_and_only_what_differs_in_it_is_embedded(make_run, folder, tmp_path):
+    def pack(path):
+        with tarfile.open(path, "w") as tar:
+            for number in range(4):
+                tar.add(folder / f"{number}.bmp", f"{number}.bmp")
+
+    pack(tmp_path / "a.tar")
+    config = make_run([{"path": str(tmp_path / "a.tar"), "kind": "webdataset"}])
+    refreshed(config)
+    exchange(folder / "2.bmp", bitmap, 56)
+    exchange(tmp_path / "a.tar", pack)
+    report, _ = refreshed(config)
+    assert (report.num_equal, report.num_vectors) == (3, 1)
+
+
+def test_a_file_that_a_table_names_and_the_target_of_a_link_are_seen(make_run, folder, tmp_path):
     table = tmp_path / "table.parquet"
     pq.write_table(pa.table({"id": ["a", "b"], "file": [str(folder / "1.bmp"), str(folder / "2.bmp")]}), table)
     config = make_run([{"path": str(table), "kind": "table", "columns": {"id": "id", "image": "file"}}])
@@ -122,6 +138,11 @@ def test_an_exchanged_tar_and_a_file_that_a_table_names_are_seen(make_run, folde
     exchange(folder / "2.bmp", bitmap, 55)
     report, _ = refreshed(config)
     assert (report.num_vectors, report.reasons) == (1, {CONTENT_CHANGED: 1})
+    (folder / "link.bmp").symlink_to(folder / "3.bmp")
+    linked = make_run(folder, store=str(tmp_path / "linked"))
+    refreshed(linked)
+    exchange(folder / "3.bmp", bitmap, 57)
+    assert refreshed(linked)[0].num_vectors == 2, "the file, and the link to it"
 
 
 def test_a_store_of_an_earlier_version_is_left_alone_and_learns_of_exchanges(make_run, folder, monkeypatch):
