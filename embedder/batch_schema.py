@@ -51,6 +51,8 @@ TRACE = pa.list_(
             "num_images": pa.int64(),  # only of decode, like the next two: images and video frames
             "num_captions": pa.int64(),
             "num_tokens": pa.int64(),  # of captions, as computed: with the padding of their groups
+            "num_cut_captions": pa.int64(),  # beyond a model's limit
+            "num_cut_characters": pa.int64(),  # of them, that no tower sees
             "num_frames": pa.int64(),  # of videos, embedded
             "num_decoded_frames": pa.int64(),  # of videos, decoded to get those
             "bytes_out": pa.int64(),  # tensors passed on

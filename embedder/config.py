@@ -90,6 +90,20 @@ class SourceConfig(ConfigSection):
     exclude: tuple[str, ...] = Field((), description="of files, none that matches one of these patterns")
 
 
+class SourcesConfig(ConfigSection):
+    """How a run tells that an item has changed, of all sources."""
+
+    changed_by: Literal["size+time", "size+mtime", "etag", "content"] = Field(
+        "size+time",
+        description="size+time: by size and the times of modification and change of a file, or by an object's ETag; "
+        "size+mtime: without the change time, which some backups touch; etag: the same of buckets, refused for other "
+        "sources; content: each run reads all",
+    )
+    verify_share: float = Field(
+        0.0, ge=0, le=1, description="share of the unchanged items that each refresh reads to compare their content"
+    )
+
+
 class CaptionsConfig(ConfigSection):
     """Caption files of folders: `.txt` and `.json` beside the images and videos."""
 
@@ -254,6 +268,7 @@ class SourceSettings:
     """What listing reads."""
 
     source: tuple[SourceConfig, ...]
+    sources: SourcesConfig
     captions: CaptionsConfig
     join: tuple[JoinConfig, ...]
     web: WebConfig
@@ -358,6 +373,7 @@ class RunConfig(ConfigSection):
     )
     store: str | None = Field(None, description="folder or URI that holds the results")
     source: tuple[SourceConfig, ...] = ()
+    sources: SourcesConfig = SourcesConfig()
     captions: CaptionsConfig = CaptionsConfig()
     join: tuple[JoinConfig, ...] = Field((), description="tables whose rows belong to the items")
     stage: tuple[StageConfig, ...] = Field((), description="one entry for each stage, or none")
@@ -473,7 +489,7 @@ class RunConfig(ConfigSection):
         return self
 
     @property
-    def sources(self) -> "SourceSettings":
+    def listed(self) -> "SourceSettings":
         """What listing reads."""
         written = (self.log_file, self.runs_file, self.metrics_file)
         return self._settings(SourceSettings, written=tuple(name for name in written if name))

@@ -170,7 +170,7 @@ def _training(untrained: str | None) -> str:
 def _describe_text(model: "ModelConfig") -> str:
     if model.text is None:
         return NO_TOWER
-    return f"{model.text.describe()}, captions up to {model.preprocess.max_caption_tokens}"
+    return f"{model.text.describe()}, captions up to {model.preprocess.max_caption_tokens} tokens, longer ones are cut"
 
 
 def _delta_info(folder: Path) -> Result:

@@ -83,11 +83,12 @@ def _refresh(config: RunConfig, options: "IngestOptions") -> Result:
 
 
 def _forecast_parts(found: "Forecast") -> list[RenderableType]:
-    from embedder.ingest.diff import CONTENT_CHANGED
+    from embedder.ingest.diff import CHECKED, CONTENT_CHANGED
 
+    compared = {CHECKED, CONTENT_CHANGED}
     table = new_table("what", "items", "MiB to read", "why", left=("what", "why"))
     for each in found.reasons:
-        action = "compare, then embed" if each.reason == CONTENT_CHANGED else "embed"
+        action = "compare, then embed" if each.reason in compared else "embed"
         table.add_row(action, f"{each.num_items:,}", f"{each.size_bytes / MIB:,.1f}", each.reason)
     if found.num_taken_over:
         table.add_row("take over", f"{found.num_taken_over:,}", "", "held by a publication that was rolled back")
@@ -100,7 +101,11 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
     shown.append(
         f"{plural(found.num_to_embed, 'item')} now, {found.num_left:,} left for later; "
         f"at most {size_text(found.rewrite_bytes)} of part files rewritten; {found.estimate.text()}"
-        + ("; less where contents turn out equal" if any(r.reason == CONTENT_CHANGED for r in found.reasons) else "")
+        + (
+            "; less where contents turn out equal"
+            if compared.intersection(each.reason for each in found.reasons)
+            else ""
+        )
     )
     shown += _model_lines(found)
     shown += (*found.left_out, *found.damage)
@@ -150,12 +155,15 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
 
     `filters` are values that columns of `items` must have; `model` names a further model, empty for the main one.
     """
+    from embedder.store.publish.reject_codes import group_rejects, reject_code
     from embedder.store.publish.rejects import find_rejects, rejecting_model
 
     files = rejecting_model(StoreFiles(config.required_store), model)
     found = find_rejects(files, run_id, filters)
-    items = [row | {"uri": shown_uri(row["uri"])} for row in found.items.to_pylist()]
+    items = [row | {"uri": shown_uri(row["uri"]), "code": reject_code(row)} for row in found.items.to_pylist()]
+    groups = group_rejects(items)
     shown: list[RenderableType] = [_rejects_table(items) if items else "0 rejected"]
+    shown += [group.describe() for group in groups]
     if num_left_out := sum(row["state"] == "left_out" for row in items):
         shown.append(f"{len(items) - num_left_out:,} rejected; {num_left_out:,} left out, which counts as no reject")
     if not found.is_published:
@@ -167,7 +175,14 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
             f"{found.pending.run_id}` lists them"
         )
     pending = asdict(found.pending) if found.pending else None
-    data = {"rejects": items, "run_id": found.run_id, "published": found.is_published, "unpublished_run": pending}
+    kinds = [group.to_dict() for group in groups]
+    data = {
+        "rejects": items,
+        "kinds": kinds,
+        "run_id": found.run_id,
+        "published": found.is_published,
+        "unpublished_run": pending,
+    }
     return Result(data, shown)
 
 

@@ -9,6 +9,9 @@ from rich.table import Table
 from embedder.cli.results import new_table
 from embedder.quantities import MIB, duration_text, figure, money, plural, rate, size_text
 from embedder.report.report_schema import Expected, PlaceReport, Report, Review, StepReport
+from embedder.storage.printable import printable
+
+MAX_SHOWN, MAX_ID_CHARACTERS = 3, 80  # of ids in a line
 
 
 def report_parts(report: Report) -> list[RenderableType]:
@@ -29,7 +32,7 @@ def report_parts(report: Report) -> list[RenderableType]:
     if not report.steps:
         return last
     review = review_parts(report.review, report.steady_items_per_s or report.items_per_s) if report.review else []
-    inputs = [*clip_lines(report.steps), *_gpu_lines(report)]
+    inputs = [*clip_lines(report.steps), *_cut_lines(report), *_gpu_lines(report)]
     return [_step_table(report), *_operator_parts(report), *review, *inputs, *_cluster_parts(report), *last]
 
 
@@ -194,6 +197,16 @@ def clip_lines(steps: Iterable[StepReport]) -> list[RenderableType]:
     ]
 
 
+def _cut_lines(report: Report) -> list[RenderableType]:
+    if not report.num_cut_captions:
+        return []
+    limit = "the limit of a model" if report.max_caption_tokens is None else f"{report.max_caption_tokens:,} tokens"
+    return [
+        f"{plural(report.num_cut_captions, 'caption')} longer than {limit}: "
+        f"{plural(report.num_cut_characters, 'character')} at the end cut, which no vector knows of"
+    ]
+
+
 def _gpu_lines(report: Report) -> list[RenderableType]:
     if not any(place.num_gpus for place in report.places):
         return []
@@ -244,4 +257,14 @@ def _outcome_lines(report: Report) -> list[RenderableType]:
     named = ", ".join(f"{num:,} {what}" for what, num in counts.items() if num)
     forced = [f"guard {guard['name']} was overridden: {guard['message']}" for guard in report.guards if guard["forced"]]
     ended = [] if report.outcome == "published" else [report.outcome]
-    return [*([named] if named else []), *forced, *ended]
+    checked = _check_lines(report) if report.num_checked else []
+    return [*([named] if named else []), *checked, *forced, *ended]
+
+
+def _check_lines(report: Report) -> list[str]:
+    """Describe what a comparison of unchanged items' contents has found."""
+    checked = f"{plural(report.num_checked, 'unchanged item')} checked by content"
+    if not report.num_differing:
+        return [f"{checked}: all equal"]
+    shown = ", ".join(printable(item_id, MAX_ID_CHARACTERS) for item_id in report.differing[:MAX_SHOWN])
+    return [f"{checked}: {report.num_differing:,} differed and were embedded anew: {shown}"]

@@ -20,7 +20,6 @@ from embedder.media.patches import pixel_columns
 from embedder.media.resize import Colour
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.models.model_folder import Model, resize_spec
-from embedder.quantities import plural
 from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.storage.printable import is_text, printable
 from shards.tokenizer import QueryText
@@ -57,7 +56,10 @@ class AnyQueryEncoder(Protocol):
         """Embed images; float32 (Q, E), L2-normalised."""
 
     def warning(self, text: str) -> str | None:
-        """Return a line that names a text's unknown or partly known words; None if the model knows all."""
+        """Return a line on a text's unknown or partly known words, and on what is cut; None if the model reads all."""
+
+    def describe_cut(self, text: str) -> str | None:
+        """Return a line on what is cut of a text; None if all of it is read."""
 
     def probability(self, cosine: float) -> float | None:
         """Compute the probability that a text fits an image; None if the model defines none."""
@@ -99,18 +101,12 @@ class BaseQueryEncoder(ABC):
         if not self._captions.knows(text):
             return f"the model's tokeniser knows none of these words: {printable(text.strip(), MAX_SHOWN)}; {CURE}"
         query = self._captions.query(text)
-        lines = [line for line in (self._describe_unknown(query), self._describe_cut(query.text)) if line is not None]
-        return "; ".join(lines) or None
+        lines = [self._describe_unknown(query), self._captions.describe_cut(query.text)]
+        return "; ".join(line for line in lines if line is not None) or None
 
-    def _describe_cut(self, text: str) -> str | None:
-        read = self._captions.read_part(text)
-        if read is None:
-            return None
-        limit = self.model.config.preprocess.max_caption_tokens
-        return (
-            f"the model reads {limit:,} tokens: of the text's {plural(len(text.split()), 'word')} the first "
-            f"{len(read.split()):,}, and the rest is cut"
-        )
+    def describe_cut(self, text: str) -> str | None:
+        """Return a line on what is cut of a text; None if all of it is read."""
+        return self._captions.describe_cut(self._captions.query(text).text)
 
     def _describe_unknown(self, query: QueryText) -> str | None:
         found = [

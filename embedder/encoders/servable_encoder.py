@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from embedder.media.given_inputs import GivenImage
     from embedder.servables.running_servable import RunningServable
     from embedder.servables.servable import Servable
+    from embedder.steps.caption_encoder import CaptionEncoder
 
 TOWERS = "towers"
 DATA_KINDS = (TOWERS, "onnx")
@@ -168,9 +169,13 @@ class ServableEncoder:
         return self._encode("image", [_content(each, limits) for each in image_list(images)], limits)
 
     def warning(self, text: str) -> str | None:
-        """Return None, because the words that a servable knows are unknown."""
-        del text
-        return None
+        """Return a line on what is cut of a text; the words that a servable knows are unknown."""
+        return self.describe_cut(text)
+
+    def describe_cut(self, text: str) -> str | None:
+        """Return a line on what is cut of a text; None if all of it is read, or the servable makes its own tokens."""
+        lines = (encoder.describe_cut(text.strip()) for encoder in self._captions)
+        return next((line for line in lines if line is not None), None)
 
     def probability(self, cosine: float) -> float | None:
         """Return None: servables define no probability."""
@@ -181,6 +186,15 @@ class ServableEncoder:
         """Load the servable if another encoder has loaded its own."""
         if "_running" in vars(other):
             _ = self._running
+
+    @locked_cached_property
+    def _captions(self) -> "list[CaptionEncoder]":
+        from embedder.servables.prepare import caption_encoder
+        from embedder.servables.servable_columns import TokensInput
+
+        return [
+            caption_encoder(each) for each in self._servable.input_columns().values() if isinstance(each, TokensInput)
+        ]
 
     @locked_cached_property
     def _running(self) -> "RunningServable":

@@ -34,6 +34,7 @@ from embedder.report.report_schema import (
     StepReport,
 )
 from embedder.report.step_sums import (
+    CUTS,
     SteadyPart,
     cores_beside_steps,
     join_measurements,
@@ -48,6 +49,7 @@ from embedder.store.journal.step_metrics import Measurement
 from embedder.store.layout import Kind, utc_now
 
 LOG = logging.getLogger(__name__)
+MAX_DIFFERING = 100  # ids in a report
 LIBRARIES = ("ray", "pyarrow", "deltalake", "faiss-cpu")
 
 
@@ -100,6 +102,9 @@ def _item_counts(model: Model, work: WorkPlan, result: RunResult, *, is_publishe
         "num_taken_over": sum(result.taken_from.values()),
         "taken_from": result.taken_from,
         "num_equal": result.num_equal,
+        "num_checked": result.num_checked,
+        "num_differing": len(result.differing),
+        "differing": tuple(result.differing.slice(0, MAX_DIFFERING).to_pylist()),
         "num_stale": result.num_stale,
         "ignored": _count_ignored(model, result),
         "num_items": result.num_items,
@@ -117,6 +122,8 @@ def _step_figures(inputs: Inputs, outcome: EngineOutcome, result: RunResult, sta
     return {
         "versions": library_versions(),
         "startup_s": min((call.started_s for call in found.trace), default=started_s) - started_s,
+        **{name: sum(getattr(step, name) for step in found.steps) for name in CUTS},
+        "max_caption_tokens": inputs.model.config.preprocess.max_caption_tokens if inputs.model.config.text else None,
         "items_per_s": items_per_s,
         "window_s": found.window_s,
         "engine_cores": found.engine_cores,

@@ -8,7 +8,7 @@ from embedder.ingest.damage import damage_lines
 from embedder.ingest.inputs import Inputs, finished_of_model, resumable
 from embedder.ingest.known_items import left_out_before
 from embedder.ingest.listed_items import ListedItems
-from embedder.ingest.model_work import ModelPlan, plan_model, removed_models
+from embedder.ingest.model_work import ModelPlan, plan_model, plan_models, removed_models
 from embedder.ingest.work import WorkPlan
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.journal.runs import Run
@@ -63,7 +63,7 @@ def compare_listing(inputs: Inputs) -> ListingComparison:
     listing, current = inputs.listing.without_purged(inputs.files), read_current(inputs.files)
     run = resumable(inputs)
     finished = [finished_of_model(model.files(inputs.files), run) for model in inputs.models]
-    plans = tuple(plan_model(inputs, model, listing, own) for model, own in zip(inputs.models, finished, strict=True))
+    plans = plan_models(inputs, listing, finished)
     unfinished = Run(inputs.files, run, session="") if run is not None and finished[0].num_rows else None
     read_before = left_out_before(inputs.files, current, plans[0].work.left_out_ids)
     return ListingComparison(inputs, current, listing, unfinished, plans, removed_models(inputs, current), read_before)

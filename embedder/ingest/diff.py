@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.sources.listing_schema import changed_after, without_change_times
+from embedder.store.schema import TIMESTAMP
 from embedder.store.tables.arrow_lookup import positions, take_or_null, without_items
 
 NEW = "new"
 CONTENT_CHANGED = "content changed"  # size or time differ; the content may turn out to be equal
 MODEL_CHANGED = "model changed"
 PREPROCESSING_CHANGED = "preprocessing changed"
+CHECKED = "content to be checked"  # it looks the same (`embedder.ingest.content_checks`)
 REJECTED_BEFORE = "rejected before"
 ROWS_DAMAGED = "rows damaged"  # they differ from the item's record
 STEP = "step"  # "step crop changed"; several are listed one after another
@@ -22,12 +25,13 @@ KNOWN = pa.schema(
         "size_bytes": pa.int64(),
         "modified": pa.string(),
         "attempts": pa.int32(),
+        "updated_at": TIMESTAMP,  # when it was recorded; null in a journal
         "why": pa.string(),  # why the item is embedded again even if it looks the same; else null
         "known_version": pa.string(),  # content of its published rows, null if those are incomplete
         "known_vectors": pa.int32(),  # their number
     }
 )
-COMPARED = ("size_bytes", "modified", "attempts", "why")
+COMPARED = ("size_bytes", "modified", "updated_at", "attempts", "why")
 FACTS = ("attempts", "known_version", "known_vectors")
 
 
@@ -44,11 +48,16 @@ class Difference:
         counts = pc.value_counts(self.to_embed["reason"]).to_pylist()
         return {count["values"]: count["counts"] for count in sorted(counts, key=lambda count: -count["counts"])}
 
+    @property
+    def checked_ids(self) -> pa.ChunkedArray:
+        """Items that look the same, and whose content is to be compared."""
+        return self.to_embed.filter(pc.equal(self.to_embed["reason"], CHECKED))["item_id"]
+
     def first(self, limit: int | None) -> "Difference":
-        """Limit the items to embed; those rejected before come last, so that they never keep the others waiting."""
+        """Limit the items to embed; rejects and unchanged items come last, and never keep the others waiting."""
         if limit is None or self.to_embed.num_rows <= limit:
             return self
-        is_retry = pc.equal(self.to_embed["reason"], REJECTED_BEFORE)
+        is_retry = pc.is_in(self.to_embed["reason"], value_set=pa.array([REJECTED_BEFORE, CHECKED]))
         if not pc.any(is_retry).as_py():
             return replace(self, to_embed=self.to_embed.slice(0, limit))
         fresh, retries = self.to_embed.filter(pc.invert(is_retry)), self.to_embed.filter(is_retry)
@@ -80,11 +89,28 @@ def diff(listing: pa.Table, known: pa.Table) -> Difference:
 
 def _reasons(listing: pa.Table, of_known: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
     why = of_known["why"]
-    same_size, same_time = (same_values(listing[name], of_known[name]) for name in ("size_bytes", "modified"))
+    is_same = is_as_recorded(listing, of_known)
     is_outdated = pc.is_in(why, value_set=pa.array([MODEL_CHANGED, PREPROCESSING_CHANGED]))
     is_outdated = pc.or_(is_outdated, pc.fill_null(pc.starts_with(why, STEP), False))
-    why_again = pc.if_else(pc.or_(pc.and_(same_size, same_time), is_outdated), why, CONTENT_CHANGED)
+    why_again = pc.if_else(pc.or_(is_same, is_outdated), why, CONTENT_CHANGED)
     return pc.if_else(pc.is_valid(of_known["attempts"]), why_again, NEW)
+
+
+def is_as_recorded(listing: pa.Table, known: Mapping[str, pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return whether size and version of items are those that `known` has, row by row, as it was at `updated_at`.
+
+    Change times count where both have them. A record without them, of an earlier version, is compared with when it was
+    made; without that, by the times of modification alone.
+    """
+    listed, known_version = listing["modified"], known["modified"]
+    same_version = same_values(listed, known_version)
+    if not pc.all(same_version).as_py():
+        bare, known_bare = without_change_times(listed), without_change_times(known_version)
+        is_bare = pc.or_(same_values(listed, bare), same_values(known_version, known_bare))
+        is_later = changed_after(listed, known["updated_at"])
+        same_bare = pc.and_(pc.and_(is_bare, same_values(bare, known_bare)), pc.invert(is_later))
+        same_version = pc.or_(same_version, same_bare)
+    return pc.and_(same_values(listing["size_bytes"], known["size_bytes"]), same_version)
 
 
 def same_values(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -28,8 +28,10 @@ from embedder.placement.resources import check_cpus, check_gpus, request_resourc
 from embedder.quantities import plural
 from embedder.sources.captions import ANY_CAPTION, CaptionRules
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
+from embedder.sources.listing_schema import without_change_times
 from embedder.sources.selection import LeftOut
 from embedder.storage.hashed_rows import HashedRows
+from embedder.storage.object_stores import is_remote
 from embedder.store.files import StoreFiles, is_same_place
 from embedder.store.journal.runs import FINISHED_ITEMS, Run, finished_items, resumable_run
 from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_current, read_record
@@ -90,6 +92,7 @@ def open_inputs(
         raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
     model, files = open_model(model_uri), StoreFiles(store_uri)
     _check_places(config.source, files)
+    _check_etags(config.listed)
     seen = read_current(files)
     asked_colour, config = config.decode.colour != "auto", _with_colour(config, files, seen)
     dtype = _settled_dtype(config.compute, files, seen)
@@ -98,7 +101,7 @@ def open_inputs(
     plan = make_plan(compute, model)
     _check_resources(compute, plan)
     may_be_empty = options.may_retire and seen is not None
-    listing, left_out = _list_items(config.sources, model, options, files, seen, may_be_empty=may_be_empty)
+    listing, left_out = _list_items(config.listed, model, options, files, seen, may_be_empty=may_be_empty)
     check_columns(config.step, carried_schema(listing.schema).names)
     if dtype is None:
         num_items = listing.num_rows if options.limit is None else min(options.limit, listing.num_rows)
@@ -179,7 +182,7 @@ def list_again_if_published(inputs: Inputs) -> Inputs:
     if now == inputs.seen:
         return inputs
     listing, left_out = _list_items(
-        inputs.config.sources, inputs.model, inputs.options, inputs.files, now, may_be_empty=True
+        inputs.config.listed, inputs.model, inputs.options, inputs.files, now, may_be_empty=True
     )
     return replace(inputs, listing=listing, seen=now, left_out=left_out)
 
@@ -202,6 +205,17 @@ def _check_places(sources: Iterable[SourceConfig], files: StoreFiles) -> None:
             raise ConfigError(
                 f"store {files.address}: this is the source, and the two would lie in one folder; put the store "
                 f"beside it, such as {address}-store"
+            )
+
+
+def _check_etags(sources: SourceSettings) -> None:
+    """Refuse a comparison by ETags of sources that have none."""
+    for source in sources.source:
+        if sources.sources.changed_by == "etag" and not is_remote(source.path):
+            raise ConfigError(
+                f'sources.changed_by = "etag": source {source.path} is no bucket, and only objects of buckets have '
+                'ETags; write "size+time", or "content", which reads every item in each run (for a table of web '
+                "addresses, web.revalidate = true asks for their ETags)"
             )
 
 
@@ -264,6 +278,11 @@ class _KeptCaptions:
         return found
 
 
+def _without_change_times(listed: pa.Table) -> pa.Table:
+    column = listed.schema.get_field_index("modified")
+    return listed.set_column(column, listed.schema.field(column), without_change_times(listed["modified"]))
+
+
 def list_items(
     sources: SourceSettings, files: StoreFiles, *, may_be_empty: bool, captions: CaptionRules = ANY_CAPTION
 ) -> tuple[ListedItems, LeftOut]:
@@ -285,6 +304,8 @@ def list_items(
         unique=is_unique,
         captions=captions,
     )
+    if sources.sources.changed_by == "size+mtime":
+        tables = map(_without_change_times, tables)
     listing = listed_items(tables, LISTING_SCHEMA)
     if not listing.num_rows and not may_be_empty:
         paths = ", ".join(source.path for source in sources.source)

@@ -6,13 +6,14 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.ingest.diff import KNOWN, REJECTED_BEFORE, ROWS_DAMAGED
+from embedder.ingest.content_checks import NO_CHECKS, ContentChecks
+from embedder.ingest.diff import CHECKED, KNOWN, REJECTED_BEFORE, ROWS_DAMAGED
 from embedder.installation import MISSING_EXTRA, missing
 from embedder.storage.hashed_rows import HashedRows, common_parts
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import FINISHED_ITEMS
 from embedder.store.layout import Current
-from embedder.store.schema import ITEMS, with_nulls
+from embedder.store.schema import ITEMS, TIMESTAMP, with_nulls
 from embedder.store.tables.arrow_lookup import positions, take_or_null, without_items
 from embedder.store.tables.item_rows import ROW_KEYS, compare
 from embedder.store.tables.tables import RecordTable
@@ -31,6 +32,7 @@ PUBLISHED = pa.schema(
         "stale",
         "content_version",
         "num_vectors",
+        "updated_at",
     )
 )
 
@@ -101,24 +103,31 @@ def known_items(
     retry_rejects: bool = False,
     max_attempts: int = 5,
     outdated: str | None = None,
+    checks: ContentChecks = NO_CHECKS,
 ) -> pa.Table:
     """Collect what the listing is compared with, each item once, as `KNOWN`; the journal overrides the table.
 
     `published` may be one part. `finished` has items of the run's earlier sessions (`finished_items`). `retry_rejects`
     embeds again all that was rejected, or read and left out; `max_attempts` limits attempts at temporary failures.
-    `outdated` is a reason to embed again everything published, of which nothing can be kept.
+    `outdated` is a reason to embed again everything published, of which nothing can be kept. `checks`
+    chooses published items whose content is compared.
     """
     standing = _standing(published, is_outdated=outdated is not None)
     place = positions(finished["item_id"], published["item_id"])
     retries = partial(_retries, max_attempts=max_attempts, retry_rejects=retry_rejects)
     done = _select_known(finished, retries(finished), {name: take_or_null(standing[name], place) for name in standing})
-    why = retries(published) if outdated is None else pa.repeat(outdated, published.num_rows)
+    if outdated is None:
+        why = pc.if_else(checks.choose(published), pa.scalar(CHECKED), retries(published))
+    else:
+        why = pa.repeat(outdated, published.num_rows)
     older = without_items(_select_known(published, why, standing), finished["item_id"])
     return pa.concat_tables([done, older])
 
 
 def _select_known(items: pa.Table, why: pa.ChunkedArray, standing: Mapping[str, pa.ChunkedArray]) -> pa.Table:
     columns = {name: items[name] for name in ("item_id", "size_bytes", "modified", "attempts")}
+    is_dated = "updated_at" in items.schema.names
+    columns["updated_at"] = items["updated_at"] if is_dated else pa.nulls(items.num_rows, TIMESTAMP)
     return pa.table({**columns, "why": why, **standing}).cast(KNOWN)
 
 

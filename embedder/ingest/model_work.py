@@ -7,6 +7,7 @@ is read once; in its row each model finds its own reason, attempts and known con
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +16,7 @@ from embedder.batch_schema import REASON, model_column
 from embedder.config import RunLimits
 from embedder.errors import StoreError
 from embedder.executors.job import ModelRun
+from embedder.ingest.content_checks import NO_CHECKS, ContentChecks, configured_checks
 from embedder.ingest.diff import REJECTED_BEFORE
 from embedder.ingest.guards import Verdict, check_forced, force, judge, judge_rejects, retrieval_record
 from embedder.ingest.inputs import Inputs
@@ -108,15 +110,35 @@ def check_models(inputs: Inputs) -> None:
             ) from None
 
 
-def plan_model(inputs: Inputs, model: RunModel, listing: ListedItems, finished: HashedRows) -> ModelPlan:
-    """Compare a listing with what is published of a model, and with what an unfinished run has `finished` of it."""
+def plan_models(inputs: Inputs, listing: ListedItems, finished: Sequence[HashedRows]) -> tuple[ModelPlan, ...]:
+    """Plan the work of all models, the main one's first; further ones check the contents that it checks."""
+    (first, *further), (own, *others) = inputs.models, finished
+    main = plan_model(inputs, first, listing, own)
+    checks = ContentChecks(ids=main.work.difference.checked_ids)
+    return (main, *(plan_model(inputs, *each, checks) for each in zip(further, repeat(listing), others, strict=False)))
+
+
+def plan_model(
+    inputs: Inputs,
+    model: RunModel,
+    listing: ListedItems,
+    finished: HashedRows,
+    checks: ContentChecks | None = None,
+) -> ModelPlan:
+    """Compare a listing with what is published of a model, and with what an unfinished run has `finished` of it.
+
+    `checks` chooses items whose content is compared; None leaves that to the configuration.
+    """
     view = model.files(inputs.files)
     current, bound = read_current(view), read_record(view, STORE_FILE, StoreInfo)
     outdated = None
     if current is not None and bound is not None:
         outdated = outdated_by(served_info(bound, current), model.info)
     published = published_items(view, current, repair=inputs.options.repair)
-    work = plan_work(inputs.config.max_attempts, inputs.options, listing, published, finished, outdated)
+    if checks is None:
+        options, sources = inputs.options, inputs.config.sources
+        checks = NO_CHECKS if options.given else configured_checks(sources, is_refresh=options.kind == "refresh")
+    work = plan_work(inputs.config.max_attempts, inputs.options, listing, published, finished, outdated, checks)
     return ModelPlan(model, view, current, work)
 
 
@@ -186,7 +208,8 @@ def count_model(plan: ModelPlan, run: ModelRun, batch: InterimBatch | None = Non
     if batch is not None:
         return ModelResult(plan, run, count_run(run.run, read_current(plan.files), NO_IDS, batch=batch))
     keeps = plan.work.outdated is None
-    return ModelResult(plan, run, count_run(run.run, plan.current, plan.work.retired_ids, keeps_published=keeps))
+    ids, checked = plan.work.retired_ids, plan.work.difference.checked_ids
+    return ModelResult(plan, run, count_run(run.run, plan.current, ids, keeps_published=keeps, checked=checked))
 
 
 def judge_model(result: ModelResult, limits: RunLimits, forced: Iterable[str]) -> ModelResult:

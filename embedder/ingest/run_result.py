@@ -14,7 +14,7 @@ from embedder.store.journal.journal import JournalEntry, stream_keys
 from embedder.store.journal.runs import Run
 from embedder.store.layout import Current
 from embedder.store.part_file import PartFile
-from embedder.store.publish.interim import InterimBatch
+from embedder.store.publish.interim import NO_IDS, InterimBatch
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class RunResult:
         num_vectors: new rows of embeddings.
         num_reject_vectors: of those, rows of rejects: for a caption with a broken picture, what could be decoded.
         num_here: items that this session finished, and those that were copied for it.
+        num_checked: unchanged items that this session read to compare their content; `checked_ids` of the comparison.
+        differing: those of them whose content, or state, turned out to be another.
         taken_from: number of embedded items that were copied from another publication, by its run.
     """
 
@@ -54,6 +56,8 @@ class RunResult:
     num_vectors: int
     num_reject_vectors: int
     num_here: int
+    num_checked: int
+    differing: pa.ChunkedArray
     taken_from: dict[str, int]
 
 
@@ -64,16 +68,18 @@ def count_run(
     *,
     keeps_published: bool = True,
     batch: InterimBatch | None = None,
+    checked: pa.ChunkedArray = NO_IDS,
 ) -> RunResult:
     """Count what the sessions of a run finished, without the items that have left the sources since.
 
     `retired` has the ids that leave the store, including items that the run finished before they went. After a change
     of the model, `keeps_published` is false. With `batch`, only that part of the work counts.
+    `checked` has the unchanged items whose content was to be compared.
     """
     entries = run.entries() if batch is None else batch.entries
     finished = read_finished(run.files, entries, ["state", "stale"])
     whole = whole_without(finished.whole if batch is None else batch.whole, retired)
-    counts = _Counts(run, len(finished.files))
+    counts = _Counts(run, len(finished.files), checked)
     counts.add_all(finished.records, whole)
     return RunResult(
         run=run,
@@ -91,6 +97,8 @@ def count_run(
         num_vectors=counts.num_vectors,
         num_reject_vectors=counts.num_reject_vectors,
         num_here=counts.num_here,
+        num_checked=counts.num_checked,
+        differing=pa.chunked_array(counts.differing, pa.string()),
         taken_from=_taken_from(entries, finished.files, counts.num_embedded_of),
     )
 
@@ -98,8 +106,9 @@ def count_run(
 class _Counts:
     """Counts of records of complete items, added part by part."""
 
-    def __init__(self, run: Run, num_files: int) -> None:
-        self._run = run
+    def __init__(self, run: Run, num_files: int, checked: pa.ChunkedArray) -> None:
+        self._run, self._checked = run, checked.combine_chunks()
+        self.num_checked, self.differing = 0, list[pa.Array]()
         self.num_records, self.num_left_out, self.num_embedded, self.num_stale = 0, 0, 0, 0
         self.num_equal, self.num_vectors, self.num_reject_vectors, self.num_here = 0, 0, 0, 0
         self.num_embedded_of = np.zeros(num_files, np.int64)
@@ -117,7 +126,11 @@ class _Counts:
         self.num_left_out += _num_true(pc.equal(facts["state"], "left_out"))
         self.num_embedded += _num_true(is_embedded)
         self.num_stale += _num_true(facts["stale"])
-        self.num_equal += _num_true(pc.and_(is_embedded, facts["kept"]))
+        checked = facts.filter(pc.is_in(facts["item_id"], value_set=self._checked))
+        is_equal = pc.and_(pc.equal(checked["state"], "embedded"), checked["kept"])
+        self.num_checked += checked.num_rows
+        self.differing += checked["item_id"].filter(pc.invert(is_equal)).chunks
+        self.num_equal += _num_true(pc.and_(is_embedded, facts["kept"])) - _num_true(is_equal)
         new = facts.filter(pc.invert(facts["kept"]))
         self.num_vectors += pc.sum(new["num_vectors"]).as_py() or 0
         self.num_reject_vectors += pc.sum(new.filter(pc.equal(new["state"], "rejected"))["num_vectors"]).as_py() or 0

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED, carried_schema, step_schema
 from embedder.errors import StoreError
-from embedder.ingest.diff import same_values
+from embedder.ingest.diff import CHECKED, is_as_recorded
 from embedder.ingest.known_items import whole_contents
 from embedder.storage.hashed_rows import common_parts
 from embedder.store.files import StoreFiles
@@ -68,12 +68,13 @@ def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_em
     as_listed: list[RolledBackRecords] = []
     others: list[RolledBackRecords] = []
     read: set[str] = set()
+    to_embed = to_embed.filter(pc.not_equal(to_embed["reason"], CHECKED))  # these are to be read
     ids = to_embed["item_id"]
     for version in _left_behind(files, current, info) if to_embed.num_rows else ():
         held = RolledBackRecords(version, _records(files, version, to_embed["item_id"], read))
         place = positions(held.records["item_id"], to_embed["item_id"])
-        same = [same_values(held.records[name], take_or_null(to_embed[name], place)) for name in COMPARED]
-        is_same = pc.and_(*same)
+        listed = pa.table({name: take_or_null(to_embed[name], place) for name in COMPARED})
+        is_same = is_as_recorded(listed, {name: held.records[name] for name in (*COMPARED, "updated_at")})
         has_all = pc.and_(pc.is_valid(whole_contents(held.records)), pc.greater(held.records["num_vectors"], 0))
         as_listed.append(held.of(is_same))
         others.append(held.of(pc.and_(has_all, pc.invert(is_same))))

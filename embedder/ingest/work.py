@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import SourceSettings
+from embedder.ingest.content_checks import NO_CHECKS, ContentChecks
 from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, find_gone
 from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, known_items
 from embedder.ingest.listed_items import ListedItems
@@ -106,13 +107,21 @@ def plan_work(
     published: HashedRows,
     finished: HashedRows,
     outdated: str | None,
+    checks: ContentChecks = NO_CHECKS,
 ) -> WorkPlan:
     """Compare a listing with what is published and with what an unfinished run has finished.
 
     Only what is published decides whether there is anything to do: an item that the unfinished run finished, and that
     is again as published, needs nothing. `finished` has no rows if there is no such run.
+    `checks` chooses items whose content is compared.
     """
-    known = partial(known_items, retry_rejects=options.retry_rejects, max_attempts=max_attempts, outdated=outdated)
+    known = partial(
+        known_items,
+        retry_rejects=options.retry_rejects,
+        max_attempts=max_attempts,
+        outdated=outdated,
+        checks=checks,
+    )
     num_parts = common_parts(listing, published, finished)
     plan, plan_after = _Sum(), _Sum()
     for number in range(num_parts):

@@ -35,6 +35,10 @@ class StepReport(ReportSection):
     """For decode: embedded video frames."""
     num_decoded_frames: int = 0
     """For decode: video frames that were decoded to get these."""
+    num_cut_captions: int = 0
+    """For decode: captions that are longer than a model's limit."""
+    num_cut_characters: int = 0
+    """For decode: characters at their ends that no tower sees."""
     waited_input_s: float = 0.0
     """For a stage on GPUs: seconds in which they computed nothing between its calls because no input had arrived."""
     waited_copy_s: float = 0.0
@@ -192,6 +196,18 @@ class Report(ReportSection):
     """Those items, by the run of that publication."""
     num_equal: int = 0
     """Items with another size or time but the same content: their vectors stay, and no model computed them."""
+    num_checked: int = 0
+    """Unchanged items that this session read to compare their content."""
+    num_differing: int = 0
+    """Of these, items whose content was another: embedded anew, or rejected."""
+    differing: tuple[str, ...] = ()
+    """Ids of those items, the first hundred."""
+    num_cut_captions: int = 0
+    """Captions that this session read, and that are longer than the model's limit (`max_caption_tokens`)."""
+    num_cut_characters: int = 0
+    """Characters at their ends that no tower saw."""
+    max_caption_tokens: int | None = None
+    """The main model's limit, with special tokens; None for a model without a text tower."""
     num_stale: int = 0
     """Items that can't be read any more and keep their old vectors."""
     ignored: dict[str, int] = {}

@@ -17,7 +17,8 @@ MAX_CALLS = 50_000
 
 WAITED = ("waited_input_s", "waited_copy_s", "waited_launch_s")
 FRAMES = ("num_frames", "num_decoded_frames")
-COUNTS = ("num_rows", "num_images", "num_captions", "num_tokens", *FRAMES, "num_calls")
+CUTS = ("num_cut_captions", "num_cut_characters")
+COUNTS = ("num_rows", "num_images", "num_captions", "num_tokens", *FRAMES, *CUTS, "num_calls")
 SUMMED = ("wall_s", "cpu_s", "bytes_out", *COUNTS, *WAITED)
 
 Calls = Iterable[Measurement]
@@ -110,7 +111,7 @@ def _step(name: str, calls: list[Measurement], window: tuple[float, float], num_
         bytes_per_row=bytes_out / num_rows if num_rows else 0.0,
         peak_rss_bytes=max(call.peak_rss_bytes for call in calls),
         replicas=tuple(line),
-        **{name: sum(getattr(call, name) for call in calls) for name in (*FRAMES, *WAITED)},
+        **{name: sum(getattr(call, name) for call in calls) for name in (*FRAMES, *CUTS, *WAITED)},
     )
 
 

@@ -47,7 +47,7 @@ PLACE = rf"""CASE WHEN ends_with(uri, item_id) OR regexp_matches(uri, '({uris.CE
     WHEN regexp_matches(uri, '^https?://') THEN regexp_extract(uri, '^[^?#]*')
     ELSE coalesce(uri, item_id) END"""
 OF_ITEMS = {
-    "file_date": f"TRY_CAST(split_part({MODIFIED}, '|', 1) AS TIMESTAMPTZ)",
+    "file_date": f"TRY_CAST(regexp_extract({MODIFIED}, '^[^|]*Z|^[^|]*') AS TIMESTAMPTZ)",
     "file_size": f"CAST({SIZE} AS BIGINT)",
 }
 """Columns computed from the items table."""

@@ -85,8 +85,7 @@ class InputPreparer:
     def _encoder(self, declared: TokensInput) -> CaptionEncoder:
         key = declared.decode_key()
         if key not in self._captions:
-            text = find_tokenizer("the tokeniser of an input", declared.tokenizer).read_text(encoding="utf-8")
-            self._captions[key] = CaptionEncoder(text, declared.max_tokens, declared.end_id, declared.prompt)
+            self._captions[key] = caption_encoder(declared)
         return self._captions[key]
 
     def _pixels(self, declared: ResizedInput, images: Sequence[bytes | None]) -> PreparedInput:
@@ -104,6 +103,12 @@ class InputPreparer:
             pixels.append(found.get("pixels"))
             grids.append(found.get("image_grid"))
         return PreparedInput(pack(pixels), pack(grids) if has_grid(declared) else None, problems)
+
+
+def caption_encoder(declared: TokensInput) -> CaptionEncoder:
+    """Return the tokeniser of an input; a ServableError if it is missing."""
+    text = find_tokenizer("the tokeniser of an input", declared.tokenizer).read_text(encoding="utf-8")
+    return CaptionEncoder(text, declared.max_tokens, declared.end_id, declared.prompt)
 
 
 def has_grid(declared: BaseInput) -> bool:

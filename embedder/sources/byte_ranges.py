@@ -7,7 +7,7 @@ import re
 import stat
 from typing import BinaryIO, NamedTuple, Self
 
-from embedder.sources.listing_schema import time_text
+from embedder.sources.listing_schema import time_text, without_change_time
 from embedder.sources.local_listing import is_inside
 from embedder.sources.source_errors import FetchError, from_os_error
 from embedder.storage.file_adapter import ByteRanges, RangeFile
@@ -37,7 +37,7 @@ class EmbeddedFile(NamedTuple):
 
     def check(self, path: str, status: os.stat_result) -> None:
         """Raise a FetchError if an open file isn't the one that was embedded."""
-        time = (self.modified or "").partition("|")[0]
+        time = without_change_time((self.modified or "").partition("|")[0])
         is_told = _TIME.fullmatch(time) is not None
         # A mount may truncate times to the second or to some fraction of it.
         is_as_old = time.startswith(time_text(status.st_mtime_ns).rstrip("0Z").rstrip("."))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, product
 
 from embedder.errors import SourceError
-from embedder.sources.listing_schema import time_text
+from embedder.sources.listing_schema import file_version
 from embedder.sources.local_listing import Entry, SkipsFolder, look_at, walk_folder
 from embedder.sources.source_errors import listing_errors
 from embedder.storage.object_stores import is_remote
@@ -164,4 +164,4 @@ def _single(path: str) -> Entry:
         raise SourceError(f"{path}: {error.strerror}; check the path, and that its disk is mounted") from None
     if not os.path.isfile(path):  # noqa: PTH113
         raise SourceError(f"{path}: this is neither a regular file nor a folder; name one of those")
-    return Entry(name, status.st_size, time_text(status.st_mtime_ns))
+    return Entry(name, status.st_size, file_version(status))

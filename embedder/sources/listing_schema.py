@@ -1,5 +1,6 @@
 """The rows that every kind of source yields, before the source's name is prefixed to the ids."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
 from embedder.sources.type_inference import SAMPLE_ROWS, arrow_columns, infer_json_type, json_value
@@ -30,15 +32,18 @@ ROWS_PER_TABLE = 4096
 HASHED = "bytes:"
 """Prefix of `modified` for an item that is identified by the hash of its content."""
 SECONDS = len("2000-01-01T00:00:00")
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z([+-]\d+)?")
+_CHANGE = r"(:\d\d\.\d{9}Z|@-?\d+ns)[+-]\d+"
+_CHANGED_AT = r"(?P<time>(?:19|20)\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9})Z\+?(?P<later>-?\d{1,18})"
 
 
 class Row(NamedTuple):
     """One item, or one reject if `error_type` is set.
 
     `size_bytes` is None if the listing can't know it without reading (cells of a table, or remote files named in one).
-    `modified` changes when the item may have changed; it is compared, never parsed. `is_media` means that the name or
-    the user says it is media; if it turns out to be something else, it is a reject instead of being left out.
+    `modified` changes when the item may have changed: `file_version` of a local file, an ETag, a digest of a row.
+    `is_media` means that the name or the user says it is media; if it turns out to be something else, it is a reject
+    instead of being left out.
     """
 
     item_id: str
@@ -113,6 +118,36 @@ def time_text(mtime_ns: int) -> str:
         return f"{_second_text(seconds)}.{nanoseconds:09d}Z"
     except (OverflowError, ValueError, OSError):
         return f"@{mtime_ns}ns"
+
+
+def file_version(status: os.stat_result) -> str:
+    """Return a local file's modification time, and by how many nanoseconds its change time is later: `...Z+1500`.
+
+    Programs that exchange a file can set the first, but not the second.
+    """
+    return f"{time_text(status.st_mtime_ns)}{status.st_ctime_ns - status.st_mtime_ns:+d}"
+
+
+def without_change_time(modified: str) -> str:
+    """Leave out the change times of files from a row's `modified`."""
+    return re.sub(_CHANGE, r"\1", modified)
+
+
+def without_change_times(modified: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Leave out the change times of files from a column `modified`."""
+    return pc.replace_substring_regex(modified, _CHANGE, r"\1")
+
+
+def changed_after(modified: pa.ChunkedArray, times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return whether an item's file, or the file of its caption, has a change time after a time; false if unknown."""
+    is_after = pa.scalar(False)
+    for before in ("^", r"^[^|]*\|"):
+        found = pc.extract_regex(modified, before + _CHANGED_AT)
+        time = pc.struct_field(found, "time").cast(pa.timestamp("ns"))
+        later = pc.struct_field(found, "later").cast(pa.int64()).cast(pa.duration("ns"))
+        changed = pc.add(time, later).cast(pa.timestamp("us"), safe=False)
+        is_after = pc.or_(is_after, pc.fill_null(pc.greater(changed, times.cast(pa.timestamp("us"))), False))
+    return is_after
 
 
 def shown_modified(modified: str | None) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from embedder.errors import SourceError
-from embedder.sources.listing_schema import time_text
+from embedder.sources.listing_schema import file_version
 
 SIDECAR_SUFFIXES = (".txt", ".json")
 SkipsFolder = Callable[[str], bool]
@@ -111,7 +111,7 @@ def _link_entry(path: str, name: str, real_root: str) -> Entry | None:
 
 
 def _status_entry(name: str, status: os.stat_result) -> Entry:
-    modified = time_text(status.st_mtime_ns)
+    modified = file_version(status)
     if not stat.S_ISREG(status.st_mode):
         return Entry(name, None, modified, "NotAFile", f"a {_kind(status.st_mode)}; only regular files are opened")
     return Entry(name, status.st_size, modified)

@@ -19,7 +19,7 @@ from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.column_keys import FILE_AND_ROW, ROW_IDS, format_assignment
 from embedder.sources.columns import is_list
-from embedder.sources.listing_schema import ROW_SCHEMA, Listing, Row, table_of_rows, time_text
+from embedder.sources.listing_schema import ROW_SCHEMA, Listing, Row, file_version, table_of_rows
 from embedder.sources.read_ahead import read_ahead
 from embedder.sources.row_ids import ContentIds
 from embedder.sources.selection import Selection
@@ -251,7 +251,7 @@ def _local_state(path: str) -> tuple[int | None, str]:
         status = os.stat(path)  # noqa: PTH116
     except OSError:
         return None, _MISSING
-    return status.st_size, time_text(status.st_mtime_ns)
+    return status.st_size, file_version(status)
 
 
 def _digest(caption: str) -> str:

@@ -1,10 +1,11 @@
 """Tokenises captions: text in, token ids out."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from embedder.compat.locked_property import locked_cached_property
+from embedder.quantities import plural
 from shards.file_schema import parse_json
 from shards.model_config import TOKENIZER_FILE
 from shards.tokenizer import QueryText, knows_a_word, parse_tokenizer, read_query
@@ -13,7 +14,17 @@ from shards.tokenizer import QueryText, knows_a_word, parse_tokenizer, read_quer
 # most about 16 characters, and no tower takes more than a few hundred tokens.
 MAX_CHARACTERS = 1 << 16
 
+NUM_UNREAD = "num_unread"
+"""Value of a row, only for the measurement: characters of its caption that are beyond a model's limit."""
+
 Array = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class ReadCaption(NamedTuple):
+    """What a text tower gets of a caption: token ids, int32 (T,), of its first `num_read` characters."""
+
+    ids: Array
+    num_read: int
 
 
 class CaptionEncoder:
@@ -30,7 +41,7 @@ class CaptionEncoder:
         nothing. `prompt` is put before each caption.
         """
         self._tokenizer = parse_tokenizer(tokenizer_json, f"the model's {TOKENIZER_FILE}")
-        self._json, self._end_id, self._prompt = tokenizer_json, end_id, prompt
+        self._json, self._end_id, self.max_tokens, self._prompt = tokenizer_json, end_id, max_tokens, prompt
         padding = self._tokenizer.padding
         if padding is not None and padding["length"] is not None:
             self._tokenizer.enable_padding(**(padding | {"length": max_tokens, "pad_to_multiple_of": None}))
@@ -40,18 +51,34 @@ class CaptionEncoder:
 
     def encode(self, caption: str) -> Array:
         """Return token ids with the special tokens; int32 (T,)."""
-        ids = np.array(self._tokenizer.encode(self._prompt + caption[:MAX_CHARACTERS]).ids, np.int32)
-        if self._end_id is None:
-            return ids
-        (ends,) = np.nonzero(ids == self._end_id)
-        return ids[: ends[0] + 1] if len(ends) else ids
+        return self.read(caption).ids
+
+    def read(self, caption: str) -> ReadCaption:
+        """Return token ids with the special tokens, and how much of the caption they are of."""
+        found = self._tokenizer.encode(self._prompt + caption[:MAX_CHARACTERS])
+        ids = np.array(found.ids, np.int32)
+        ends: Any = () if self._end_id is None else np.flatnonzero(ids == self._end_id)
+        num_kept = int(ends[0]) + 1 if len(ends) else len(ids)
+        is_whole = not found.overflowing and len(caption) <= MAX_CHARACTERS
+        if is_whole and not any(stop for _, stop in found.offsets[num_kept:]):  # what only pads has no place
+            return ReadCaption(ids[:num_kept], len(caption))
+        num_read = max(max((stop for _, stop in found.offsets[:num_kept]), default=0) - len(self._prompt), 0)
+        return ReadCaption(ids[:num_kept], num_read if caption[num_read:].strip() else len(caption))
 
     def read_part(self, caption: str) -> str | None:
         """Return the beginning of a caption that fits the model's limit; None if all of it does."""
-        found = self._tokenizer.encode(self._prompt + caption[:MAX_CHARACTERS])
-        if not found.overflowing and len(caption) <= MAX_CHARACTERS:
+        num_read = self.read(caption).num_read
+        return caption[:num_read] if num_read < len(caption) else None
+
+    def describe_cut(self, text: str) -> str | None:
+        """Return a line on what is cut of a text; None if all of it is read."""
+        read = self.read_part(text)
+        if read is None:
             return None
-        return caption[: max(max((stop for _, stop in found.offsets), default=0) - len(self._prompt), 0)]
+        return (
+            f"the model reads {self.max_tokens:,} tokens: of the text's {plural(len(text.split()), 'word')} the first "
+            f"{len(read.split()):,}, and the rest is cut"
+        )
 
     def knows(self, caption: str) -> bool:
         """Return whether the tokeniser knows a word of a caption, or part of one."""
@@ -66,3 +93,9 @@ class CaptionEncoder:
         """Return the log probabilities of a Unigram's pieces; empty for any other tokeniser."""
         model = parse_json(self._json)["model"]
         return dict(model["vocab"]) if model.get("type") == "Unigram" else {}
+
+
+def note_cut(values: dict[str, Any], caption: str, num_read: int) -> None:
+    """Note in a row's values how many characters of its caption a model doesn't read; of several, the most."""
+    if num_read < len(caption):
+        values[NUM_UNREAD] = max(len(caption) - num_read, values.get(NUM_UNREAD, 0))

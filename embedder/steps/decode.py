@@ -34,6 +34,7 @@ from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffi
 from embedder.sources.source_errors import from_os_error
 from embedder.sources.uris import name_in
 from embedder.steps.attempts import limit_deaths
+from embedder.steps.caption_encoder import NUM_UNREAD
 from embedder.steps.item_decoder import (
     NUM_DECODED,
     NUM_FRAMES,
@@ -153,6 +154,8 @@ class ItemReader:
                 count_inputs(measurement, table, self.spec)
                 measurement.num_frames = sum(values.get(NUM_FRAMES, 0) for _, values in batch)
                 measurement.num_decoded_frames = sum(values.get(NUM_DECODED, 0) for _, values in batch)
+                unread = [values[NUM_UNREAD] for _, values in batch if NUM_UNREAD in values]
+                measurement.num_cut_captions, measurement.num_cut_characters = len(unread), sum(unread)
                 tensors = [column.name for column in self.spec.columns if column.type == TENSOR]
                 measurement.bytes_out = sum(table[name].nbytes for name in tensors)
             table = table.append_column("trace", trace_column(table.num_rows, measurement))

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from embedder.batch_schema import IMAGE_GRID, NEEDED, REASON, TENSOR, VECTOR, model_column
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
-from embedder.steps.caption_encoder import CaptionEncoder
+from embedder.steps.caption_encoder import CaptionEncoder, note_cut
 
 MAIN_INPUTS = {"pixels": "image_embedding", "token_ids": "text_embedding"}
 """Inputs of the main model, and the output that its last stage makes of each."""
@@ -98,13 +98,16 @@ class FurtherInputs:
 
     def of_caption(self, caption: str | None, models: Collection[str]) -> Values:
         """Return the columns made from a caption."""
+        values: Values = {}
         if not caption:
-            return {}
-        return {
-            each.column: caption if each.make == "text" else self._captions[each].encode(caption)
-            for each in self.list_needed(models)
-            if each.make in ("text", "token_ids")
-        }
+            return values
+        for each in self.list_needed(models):
+            if each.make == "text":
+                values[each.column] = caption
+            elif each.make == "token_ids":
+                values[each.column], num_read = self._captions[each].read(caption)
+                note_cut(values, caption, num_read)
+        return values
 
     def of_file(self, content: bytes | Path | None, models: Collection[str]) -> Values:
         """Return the columns with an image as it is stored."""

@@ -17,7 +17,7 @@ from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import STILL_IMAGE, TRUNCATED_IMAGE, DecodeError
 from embedder.media.resize import Colour, ResizeSpec
 from embedder.media.sandbox import DecodedImage, SandboxedDecoder
-from embedder.steps.caption_encoder import CaptionEncoder
+from embedder.steps.caption_encoder import CaptionEncoder, note_cut
 from embedder.steps.further_inputs import FurtherInput, FurtherInputs
 
 BMP_HEAD_BYTES = 54
@@ -288,7 +288,8 @@ class ItemDecoder:
             return {}
         values: Values = {"caption": caption} | self._inputs.of_caption(caption, models)
         if self.captions is not None and "" in models:
-            values["token_ids"] = self.captions.encode(caption)
+            values["token_ids"], num_read = self.captions.read(caption)
+            note_cut(values, caption, num_read)
         return values
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -175,7 +176,11 @@ def _report(store: Store, options: EvaluationOptions, found: _SearchedQueries) -
         encoding=encoding,
         groups=_group_figures(found, options.ks),
         hard=_hard(query_set.texts, exact.ranks),
-        notes=[*_notes(query_set, options, has_index=answers is not None), *failure],
+        notes=[
+            *_notes(query_set, options, has_index=answers is not None),
+            *_cut_notes(store, query_set.texts),
+            *failure,
+        ],
     )
 
 
@@ -226,6 +231,15 @@ def _notes(query_set: QuerySet, options: EvaluationOptions, *, has_index: bool) 
     if not has_index:
         notes.append("there is no index: search is exact; `embedder index build` makes one")
     return notes
+
+
+def _cut_notes(store: Store, texts: Iterable[str]) -> list[str]:
+    """Return a line on the queries that are longer than the model's limit, if it encodes texts."""
+    try:
+        cut = [line for text in texts if (line := store.encoder.describe_cut(text)) is not None]
+    except USER_MISTAKES:
+        return []
+    return [f"{plural(len(cut), 'query', 'queries')} cut, as {cut[0]}"] if cut else []
 
 
 def evaluate_tracked(

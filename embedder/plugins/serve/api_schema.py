@@ -266,6 +266,7 @@ class RejectAnswer(BaseModel):
     item_id: str
     step: str | None
     error_type: str | None
+    code: str = Field(description="stable name of the kind of reason: docs/own-images.md lists them")
     error: str | None
     attempts: int | None
     updated_at: datetime | None

@@ -27,6 +27,7 @@ from embedder.plugins.serve.openapi import errors_of
 from embedder.plugins.serve.serve_errors import RequestError, busy, mistake
 from embedder.plugins.serve.served_publication import ServedPublication, error_without_place
 from embedder.plugins.serve.service import Service
+from embedder.store.publish.reject_codes import reject_code
 
 router = APIRouter(tags=["store and server"])
 
@@ -124,7 +125,11 @@ def _rejects(publication: ServedPublication, start: int, k: int) -> bytes:
     names = ["item_id", "step", "error_type", "attempts", "updated_at"]
     shown = [
         {name: row[name] for name in names}
-        | {"error": error_without_place(row), "has_picture": publication.has_picture(row["item_id"])}
+        | {
+            "error": error_without_place(row),
+            "code": reject_code(row),
+            "has_picture": publication.has_picture(row["item_id"]),
+        }
         for row in table.slice(start, k).to_pylist()
     ]
     return to_json({"version": publication.version, "num_rejects": table.num_rows, "rejects": shown})

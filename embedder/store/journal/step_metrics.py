@@ -31,6 +31,10 @@ class Measurement:
     num_images: int = 0
     num_captions: int = 0
     num_tokens: int = 0
+    num_cut_captions: int = 0
+    """Captions beyond a model's limit; set by decode, like the next."""
+    num_cut_characters: int = 0
+    """Characters of them that no tower sees."""
     num_frames: int = 0
     """Embedded video frames; set by decode, like the next."""
     num_decoded_frames: int = 0

@@ -23,7 +23,8 @@ UNKNOWN_KEYS = {
         ", line 3: there is no key max_pixel in [decode]; max_pixels is in pixels: write max_pixels = 3"
     ),
     "[dekode]\ntimeout_s = 3": ", line 1: there is no table [dekode]; did you mean [decode]?",
-    "[sources]\npath = 3": ", line 1: there is no table [sources]; did you mean [[source]]?",
+    "[sources]\npath = 3": ", line 2: path stands in [sources] and belongs into [[source]] or [[join]] or "
+    "[[deploy.volume]]: move it there",
     "quux = 3": ", line 1: there is no key quux; `embedder config --reference` lists all",
     "[[stage]]\nreplicas = { most = 3 }": ", line 2: there is no key most in [stage.replicas]; its keys are min, max",
     'my_api_key = "T0PS3CRET"': ", line 1: there is no key my_api_key; `embedder config --reference` lists all",

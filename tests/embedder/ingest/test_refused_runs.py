@@ -192,6 +192,7 @@ def test_mending_the_files_and_running_again_publishes_and_no_reject_is_left(ref
         "run_id": run_id,
         "published": True,
         "unpublished_run": None,
+        "kinds": [],
     }
     assert list_rejects(config, run_id, {}).data["rejects"] == [], "the second session embedded them"
 
