@@ -257,7 +257,8 @@ def _read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
     try:
         return np.atleast_2d(np.load(path, allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"--vector {path}: {error}; give a file that numpy.save wrote from an array") from None
+        problem = error.strerror if isinstance(error, OSError) else "it holds no plain array of numbers"
+        raise ConfigError(f"--vector {path}: {problem}; give a file that numpy.save wrote from an array") from None
 
 
 def _format_hits(hits: "Hits", options: SearchOptions) -> RenderableType:

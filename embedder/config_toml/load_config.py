@@ -195,7 +195,7 @@ def parse_setting(text: str) -> Setting:
     keys = tuple(part.strip() for part in key.split("."))
     if not separator or not all(keys):
         shown = values.format_value((), f"{key}=..." if separator else key)
-        raise ConfigError(f"--set {shown}: write it as key=value, for example --set dtype=bfloat16")
+        raise ConfigError(f"--set {shown}: write it as NAME=VALUE, for example --set dtype=bfloat16")
     try:
         tree = parse(f"value = {written}")
     except ValueError:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -12,6 +12,7 @@ from embedder.errors import SourceError
 from embedder.sources.file_names import is_hidden, is_shard_statistics
 from embedder.sources.listing_schema import time_text
 from embedder.sources.local_listing import Entry
+from embedder.sources.partitions import partition_schema, partition_values
 from embedder.sources.selection import Selection, find_selected, take_all
 from embedder.sources.table_formats import FORMATS, Chunk
 from embedder.sources.uris import file_url_path, is_uri
@@ -28,7 +29,7 @@ class TableFile:
     """One file of a table, given by path or URI.
 
     `name` is its path relative to the source, for ids of rows without their own. `modified` is its time or ETag.
-    `constants` are columns that all its rows share but the file doesn't contain (Delta partitions).
+    `constants` are columns that all its rows share but the file doesn't contain (partitions).
     """
 
     uri: str
@@ -42,19 +43,33 @@ class Table:
     """The files of one table, all of one format.
 
     `folder` is the base of relative image URIs; `suffix` is that of the format, such as `.parquet`. `schema` is the
-    table's own if it has one apart from its files (Delta); files may then lack columns.
+    table's own if it has one apart from its files (Delta); files may then lack columns. `partitions` are columns that
+    only the folders' names have.
     """
 
     folder: str
     suffix: str
     files: tuple[TableFile, ...]
     schema: pa.Schema | None = None
+    partitions: pa.Schema = field(default_factory=lambda: pa.schema([]))
 
     def read_schema(self, text_columns: frozenset[str]) -> pa.Schema:
         """Return names and types of the columns: the table's own, else those of its first file."""
         if self.schema is not None:
             return self.schema
-        return FORMATS[self.suffix].schema(self.files[0].uri, text_columns)
+        schema = FORMATS[self.suffix].schema(self.files[0].uri, text_columns)
+        for column in self.partitions:
+            schema = schema.append(column.with_type(pa.string()) if column.name in text_columns else column)
+        return schema
+
+    def version_partitions(self, wanted: pa.Schema) -> "Table":
+        """Add the partition values that are read to each file's `modified`, so that a renamed folder is a change."""
+        names = [name for name in self.partitions.names if name in wanted.names]
+        files = (
+            replace(file, modified="|".join([file.modified, *(f"{name}={file.constants[name]}" for name in names)]))
+            for file in self.files
+        )
+        return replace(self, files=tuple(files)) if names else self
 
     def is_unique(self, name: str) -> bool:
         """Return whether the first rows of the first file all have different, non-null values in a column."""
@@ -110,7 +125,23 @@ def find_table(path: str, selection: Selection | None = None) -> Table:
             f"{path}: the folder mixes {' and '.join(sorted(suffixes))} files; name one format by a pattern, "
             f"such as {path}/*{min(suffixes)}"
         )
-    return Table(found.root, suffixes.pop(), files)
+    return _with_partitions(Table(found.root, suffixes.pop(), files))
+
+
+def _with_partitions(table: Table) -> Table:
+    """Add the columns that folders such as `lang=de` name, also above the source, as DuckDB does.
+
+    A column that the files have is read from them.
+    """
+    values = [partition_values(file.uri) for file in table.files]
+    if not any(values):
+        return table
+    partitions = partition_schema(values, table.read_schema(frozenset()).names)
+    files = (
+        replace(file, constants={name: value.get(name) for name in partitions.names})
+        for file, value in zip(table.files, values, strict=True)
+    )
+    return replace(table, files=tuple(files), partitions=partitions)
 
 
 def is_card(name: str) -> bool:

@@ -3,12 +3,11 @@
 import csv
 import io
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain, islice
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +18,7 @@ from embedder.quantities import plural
 from embedder.sources.byte_ranges import open_file, open_ranges
 from embedder.sources.captions import encoding_of
 from embedder.sources.columns import column_path, label_names, parquet_name, take_column
+from embedder.sources.csv_dialects import SAMPLE_CHARACTERS, Dialect, find_dialect
 from embedder.sources.listing_schema import ROWS_PER_TABLE
 from embedder.sources.source_errors import listing_errors
 from embedder.sources.type_inference import (
@@ -38,7 +38,16 @@ from shards.file_schema import parse_json
 LOG = logging.getLogger(__name__)
 PAGE_BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # anything longer is a file without line ends, not a JSON Lines row
+SEPARATOR = b"separator"  # metadata of a schema: what separates the values of a CSV, if the header didn't tell
 Rows = Iterator[tuple[int, dict[str, Any]]]
+
+
+class OpenRows(NamedTuple):
+    """The column names of a text table, if it has a header, and its rows with their line numbers."""
+
+    header: list[str]
+    rows: Rows
+    separator: str = ""
 
 
 class Chunk(NamedTuple):
@@ -129,29 +138,29 @@ def _null_counts(row_group: Any) -> dict[str, int]:
 class TextFormat:
     """CSV or JSON Lines; the first rows decide the types of carryover columns.
 
-    `open_rows` yields the column names, if the format has a header, and the rows with their line numbers. `infer`
-    derives a type from values. `convert` turns one value into that type, or raises a ValueError.
+    `infer` derives a type from values. `convert` turns one value into that type, or raises a ValueError.
     """
 
-    open_rows: Callable[[str], tuple[list[str], Rows]]
+    open_rows: Callable[[str], OpenRows]
     infer: Callable[[Iterable[Any]], pa.DataType]
     convert: Callable[[Any, pa.DataType], Any]
 
     def schema(self, uri: str, text_columns: frozenset[str]) -> pa.Schema:
         """Read the first rows."""
         with readable_table(uri, "text table"):
-            header, rows = self.open_rows(uri)
+            header, rows, separator = self.open_rows(uri)
             sample = [row for _, row in islice(rows, SAMPLE_ROWS)]
         names = dict.fromkeys([*header, *(name for row in sample for name in names_in(row))])
-        return pa.schema(
+        fields = (
             pa.field(name, pa.string() if name in text_columns else self.infer([value_at(row, name) for row in sample]))
             for name in names
         )
+        return pa.schema(fields, metadata={SEPARATOR: separator} if separator else None)
 
     def chunks(self, uri: str, wanted: pa.Schema, text_columns: frozenset[str], fill_missing: bool) -> Iterator[Chunk]:
         """Read line by line, like `TableFormat.chunks`, so that an error can name its line."""
         with readable_table(uri, "text table"):
-            header, rows = self.open_rows(uri)
+            header, rows, _ = self.open_rows(uri)
             if header and (missing := sorted(set(wanted.names) - set(header))):
                 raise SourceError(f"{readable(uri)}: column {missing[0]!r} is missing, which the first file has")
             start = 0
@@ -172,31 +181,39 @@ class TextFormat:
             raise SourceError(f"{where}: {error}; correct that row, or write the column as text") from None
 
 
-def _open_csv(uri: str, delimiter: str | None = None) -> tuple[list[str], Rows]:
+def _open_csv(uri: str, delimiter: str | None = None) -> OpenRows:
     lines = _csv_lines(uri, delimiter)
-    _, header = next(lines, (0, []))
+    dialect, _, header = next(lines, (Dialect(","), 0, []))
     if not header:
         raise SourceError(f"{readable(uri)}: the file is empty; its first line must name the columns")
     if twice := [name for name in header if header.count(name) > 1]:
         raise SourceError(f"{readable(uri)}:1: two columns are named {twice[0]!r}; rename one")
-    return header, _csv_rows(lines, header, uri)
+    return OpenRows(header, _csv_rows(lines, header, uri), dialect.delimiter if dialect.is_sniffed else "")
 
 
-def _csv_rows(lines: Iterator[tuple[int, list[str]]], header: list[str], uri: str) -> Rows:
+def _csv_rows(lines: Iterator[tuple[Dialect, int, list[str]]], header: list[str], uri: str) -> Rows:
     num_headers = 0
-    for line, row in lines:
+    for dialect, line, row in lines:
         if _is_header(row, header):
             num_headers += 1
             continue
-        if row and len(row) != len(header):
-            raise SourceError(
-                f"{readable(uri)}:{line}: {len(row)} fields where the header has {len(header)}; "
-                "correct or quote that row"
-            )
-        if row:  # a blank line is no row
-            yield line, dict(zip(header, row, strict=True))
+        if not row or dialect.is_comment(row, len(header)):  # a blank line is no row
+            continue
+        if len(row) != len(header):
+            raise SourceError(f"{readable(uri)}:{line}: {_wrong_width(row, header, dialect)}")
+        yield line, dict(zip(header, row, strict=True))
     if num_headers:
         _log_headers(uri, num_headers)
+
+
+def _wrong_width(row: list[str], header: list[str], dialect: Dialect) -> str:
+    found = f"{len(row)} fields where the header has {len(header)}"
+    if len(header) == 1:
+        return f"{found}: the first line, {header[0]!r:.60}, looks like no header of this table; put one there"
+    mark, quote = dialect.delimiter, dialect.quote
+    if len(row) < len(header):
+        return f"{found}: some are missing; write the {mark!r} of those that are empty, too"
+    return f"{found}: a {mark!r} within a value separates, too; put that value into quotes: {quote}one{mark} two{quote}"
 
 
 def _is_header(row: list[str], header: list[str]) -> bool:
@@ -209,22 +226,36 @@ def _log_headers(uri: str, number: int) -> None:
     LOG.info(f"{readable(uri)}: {plural(number, 'line')} with the header again left out")
 
 
-def _csv_lines(uri: str, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
+def _csv_lines(uri: str, delimiter: str | None) -> Iterator[tuple[Dialect, int, list[str]]]:
     with _open_text(uri) as text:
-        reader = csv.reader([], strict=True)
+        reader, before = csv.reader([], strict=True), 0
         try:
-            header = text.readline()
-            reader = csv.reader(chain([header], text), delimiter=delimiter or _delimiter(header), strict=True)
+            dialect = _read_dialect(text, delimiter)
+            for before in range(1, dialect.num_before + 1):  # noqa: B007
+                text.readline()
+            reader = csv.reader(text, **dialect.options)
             for row in reader:
-                yield reader.line_num, row
+                yield dialect, before + reader.line_num, row
         except csv.Error as error:
-            raise SourceError(f"{readable(uri)}:{reader.line_num}: no valid CSV ({error}); correct that row") from None
+            where = f"{readable(uri)}:{before + reader.line_num}"
+            raise SourceError(f"{where}: no valid CSV ({error}); correct that row") from None
         except UnicodeError as error:
-            line, encoding = reader.line_num + 1, text.encoding.removesuffix("-sig").upper()
+            line, encoding = before + reader.line_num + 1, text.encoding.removesuffix("-sig").upper()
             raise SourceError(
                 f"{readable(uri)}:{line}: not {encoding} here or soon after ({getattr(error, 'reason', error)}); "
                 "save it as UTF-8 (in Excel: CSV UTF-8)"
             ) from None
+
+
+def _read_dialect(text: io.TextIOWrapper, delimiter: str | None) -> Dialect:
+    try:
+        sample = text.read(SAMPLE_CHARACTERS)
+        is_whole = len(sample) < SAMPLE_CHARACTERS
+    except UnicodeError:  # further down; reading the rows says in which line
+        text.seek(0)
+        sample, is_whole = text.readline(), False
+    text.seek(0)
+    return find_dialect(sample, is_whole=is_whole, delimiter=delimiter)
 
 
 def _open_text(uri: str) -> io.TextIOWrapper:
@@ -235,14 +266,8 @@ def _open_text(uri: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, encoding=encoding, newline="")
 
 
-def _delimiter(header: str) -> str:
-    """Return a CSV's delimiter: a comma, or a semicolon or tab if the header has no comma."""
-    unquoted = re.sub(r'"[^"]*("|$)', "", header)
-    return next((delimiter for delimiter in ",;\t" if delimiter in unquoted), ",")
-
-
-def _open_jsonl(uri: str) -> tuple[list[str], Rows]:
-    return [], _jsonl_rows(uri)
+def _open_jsonl(uri: str) -> OpenRows:
+    return OpenRows([], _jsonl_rows(uri))
 
 
 def _jsonl_rows(uri: str) -> Rows:

@@ -47,7 +47,7 @@ def list_table(source: SourceConfig, path: str, selection: Selection) -> Listing
     plan = plan_columns(source, path, table.read_schema(text_columns), table.is_unique)
     way_out = format_assignment(columns, "id", FILE_AND_ROW)
     hashes = ContentIds(selection.left_out, way_out) if plan.ids == "content" else None
-    tables = _tables(table, plan, text_columns, hashes)
+    tables = _tables(table.version_partitions(plan.read), plan, text_columns, hashes)
     return Listing(tables, carryover=plan.carryover, unique_ids=plan.ids in ROW_IDS)
 
 

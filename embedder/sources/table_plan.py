@@ -23,6 +23,7 @@ from embedder.sources.columns import (
     plain_type,
 )
 from embedder.sources.file_names import MEDIA_SUFFIXES, suffix_of
+from embedder.sources.table_formats import SEPARATOR
 
 IdRule = Literal["column", "address", "content", "file+row"]
 """Where ids come from: the named column, the images' own addresses, a hash of the content, the row's place."""
@@ -202,7 +203,9 @@ def shown_columns(schema: pa.Schema) -> str:
     """List the columns of a table and the fields of its structs for a message."""
     names = list(column_names(schema))
     more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
-    return f"the columns {', '.join(names[:MAX_SHOWN])}{more}" if names else "no columns"
+    separator = (schema.metadata or {}).get(SEPARATOR, b"").decode()
+    between = f" (separated by {separator!r})" if separator else ""
+    return f"the columns {', '.join(names[:MAX_SHOWN])}{more}{between}" if names else "no columns"
 
 
 def _image_hint(name: str, kind: pa.DataType) -> str:

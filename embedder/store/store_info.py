@@ -117,7 +117,8 @@ def read_store_info(files: StoreFiles) -> StoreInfo:
     info = read_record(files, STORE_FILE, StoreInfo)
     if info is None:
         raise StoreError(
-            f"store {files.address}: no {STORE_FILE} there; make one with `embedder embed SOURCE --store URI`"
+            f"store {files.address}: no {STORE_FILE} there; "
+            "make one with `embedder embed SOURCE --model DIR --store URI`"
         )
     return info
 

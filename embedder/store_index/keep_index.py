@@ -12,7 +12,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import SEARCHED_NAMES, Current, StoreInfo, read_current
 from embedder.store.lock import write_lock
 from embedder.store.publish.current import IndexChoice, swap_index, writable
-from embedder.store.publish.history import latest_publications, publications, same_rows
+from embedder.store.publish.history import latest_publications, one_before, publications, same_rows
 from embedder.store.publish.publish import IndexBuilder
 from embedder.store.store_info import read_published, read_store_info, served_info
 from embedder.store.tables.models import check_has_vectors, find_model, model_files
@@ -224,10 +224,11 @@ def _fitting(files: StoreFiles, current: Current, versions: Versions) -> Version
 def _last_before(files: StoreFiles, current: Current, fitting: Versions) -> int:
     earlier = [number for number in fitting if current.index is None or number < current.index]
     if not earlier:
+        undo = f"`embedder rollback {files.main.option}` brings an earlier run's rows and index back together, "
         raise StoreError(
             f"store {files.address}: no earlier index version was built of the rows that are published; "
-            f"`embedder rollback {files.main.option}` brings an earlier run's rows and index back together, "
-            "`embedder index build` makes another index of these"
+            f"{undo if one_before(publications(files.main)) else ''}"
+            f"`embedder index build {files.option}` makes another index of these"
         )
     return max(earlier)
 

@@ -239,9 +239,9 @@ def test_settings_get_the_same_lines_which_speak_of_set(tmp_path):
             '--set on_failure.command = "[mail, ops]": found a string; command takes a list of strings: write '
             '--set \'on_failure.command=["mail", "ops"]\''
         ),
-        "dtype": '--set "dtype": write it as key=value, for example --set dtype=bfloat16',
-        "=3": '--set "=...": write it as key=value, for example --set dtype=bfloat16',
-        "decode..x=3": '--set "decode..x=...": write it as key=value, for example --set dtype=bfloat16',
+        "dtype": '--set "dtype": write it as NAME=VALUE, for example --set dtype=bfloat16',
+        "=3": '--set "=...": write it as NAME=VALUE, for example --set dtype=bfloat16',
+        "decode..x=3": '--set "decode..x=...": write it as NAME=VALUE, for example --set dtype=bfloat16',
         "model.x=3": (
             "--set model.x: model is a list, and --set goes into tables only; change it in the file, or write the "
             "whole list, as --set 'model=[{...}]'"
