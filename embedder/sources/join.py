@@ -9,6 +9,7 @@ embedded again; if only the columns changed, the file is hashed, found unchanged
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from embedder.sources.columns import column_names, find_column, is_text, plain_t
 from embedder.sources.selection import LeftOut
 from embedder.sources.table_files import find_table
 from embedder.sources.table_plan import shown_columns
+from embedder.sources.unicode_forms import composed
 from embedder.sources.uris import normalise_source
 from embedder.store.schema import EMBEDDINGS
 from embedder.store.tables.arrow_lookup import positions
@@ -46,6 +48,14 @@ class OpenJoin:
     digests: pa.Array
     left_out: LeftOut
     examples: list[str] = field(default_factory=list)
+
+    @cached_property
+    def composed_keys(self) -> pa.ChunkedArray:
+        """Return the keys in NFC, null where two keys differ in their Unicode form alone."""
+        keys = composed(self.keys)
+        counts = pc.value_counts(keys)
+        twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
+        return pc.if_else(pc.is_in(keys, value_set=twice), pa.scalar(None, keys.type), keys)
 
     @property
     def carried(self) -> pa.Schema:
@@ -83,6 +93,9 @@ class OpenJoin:
         else:
             ids = table["item_id"]
         place = positions(ids, self.keys)
+        if place.null_count:
+            by_form = positions(composed(ids), self.composed_keys)
+            place = pc.coalesce(place, pc.if_else(pc.is_valid(ids), by_form, pa.scalar(None, by_form.type)))
         return pc.if_else(is_meant, place, pa.scalar(None, place.type)), is_meant
 
     def _join(self, table: pa.Table, place: pa.ChunkedArray) -> pa.Table:

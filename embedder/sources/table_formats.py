@@ -272,12 +272,31 @@ def _open_jsonl(uri: str) -> OpenRows:
 
 def _jsonl_rows(uri: str) -> Rows:
     with open_file(uri) as file:
-        line = 0
+        line, encoding = 0, encoding_of(file.read(4))
+        file.seek(0)
+        if encoding != "utf-8-sig":
+            yield from _recoded_jsonl_rows(uri)
+            return
         while text := file.readline(MAX_LINE_BYTES + 1):
             line += 1
             row = _json_row(text.removeprefix(b"\xef\xbb\xbf") if line == 1 else text, f"{readable(uri)}:{line}")
             if row is not None:
                 yield line, row
+
+
+def _recoded_jsonl_rows(uri: str) -> Rows:
+    """Read a table in UTF-16 or UTF-32, as its byte order mark says."""
+    line = 0
+    with _open_text(uri) as text:
+        try:
+            while row_text := text.readline(MAX_LINE_BYTES + 1):
+                line += 1
+                row = _json_row(row_text.encode("utf-8", "surrogatepass"), f"{readable(uri)}:{line}")
+                if row is not None:
+                    yield line, row
+        except UnicodeError as error:
+            name = text.encoding.upper()
+            raise SourceError(f"{readable(uri)}:{line + 1}: not {name} ({error}); save it as UTF-8") from None
 
 
 def _json_row(text: bytes, where: str) -> dict[str, Any] | None:

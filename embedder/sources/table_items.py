@@ -26,7 +26,8 @@ from embedder.sources.selection import Selection
 from embedder.sources.table_files import Table, TableFile, find_table
 from embedder.sources.table_formats import Chunk
 from embedder.sources.table_plan import TablePlan, plan_columns
-from embedder.sources.uris import cell_prefix, file_url_path, is_uri, row_uri
+from embedder.sources.unicode_forms import find_unicode_twin
+from embedder.sources.uris import cell_prefix, file_url_path, holds_base64, is_uri, row_uri
 from embedder.storage.object_stores import is_remote, without_credentials
 from embedder.storage.printable import readable
 from embedder.storage.web_address import is_address, is_web, public_name
@@ -156,7 +157,8 @@ def _rows(chunk: Chunk, plan: TablePlan, file: TableFile, folder: str) -> Iterat
             case "column":
                 yield _with_id(listed, item_id, place, names.id or "")
             case "address":
-                yield _with_id(listed, image and public_name(image), place, names.image or "")
+                address = listed.uri if image and holds_base64(image) else image and public_name(image)
+                yield _with_id(listed, address, place, names.image or "")
 
 
 def _place(file: TableFile, chunk: Chunk, index: int) -> str:
@@ -213,6 +215,13 @@ def image_row(reference: str, caption: str | None, file: TableFile, folder: str)
 
     A bad URI is a reject; a missing file is left to the fetch.
     """
+    if holds_base64(reference):
+        message = (
+            "the column holds images as base64 text, not addresses; decode it into a column of bytes in Parquet "
+            "(in DuckDB: from_base64(column)), without a prefix such as data:image/jpeg;base64,"
+        )
+        digest = blake2b(reference.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return Row("", f"base64:{digest}", None, file.modified, caption, error_type="UnsupportedUri", error=message)
     uri = _resolve(reference, folder)
     if uri is None or "\0" in uri:
         reference = without_credentials(reference)
@@ -224,6 +233,9 @@ def image_row(reference: str, caption: str | None, file: TableFile, folder: str)
     if is_remote(uri) or is_web(uri):  # a request an item would be too much for a listing; the table's stands in
         return Row("", uri, None, file.modified, caption)
     size_bytes, modified = _local_state(uri)
+    if modified == _MISSING and (twin := find_unicode_twin(uri)):
+        uri = twin
+        size_bytes, modified = _local_state(uri)
     return Row("", uri, size_bytes, f"{modified}|{_digest(caption)}" if caption else modified, caption)
 
 

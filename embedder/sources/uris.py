@@ -22,6 +22,12 @@ ROW = r"#row=(\d+)"
 _MEMBER, _CELL, _ROW = (re.compile(rf"{fragment}\Z") for fragment in (MEMBER, CELL, ROW))
 
 
+MIN_BASE64 = 64  # characters: shorter than any image, longer than a name that begins like one
+# Of JPEG, PNG, GIF, WebP (RIFF) and TIFF, also in the alphabet for URLs.
+_BASE64_STARTS = ("/9j/", "_9j_", "iVBORw0KGgo", "R0lGOD", "UklGR", "SUkqA", "TU0AK")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
+
+
 class TarMember(NamedTuple):
     """A byte range of a plain tar."""
 
@@ -101,6 +107,13 @@ def _parse_fragment(uri: str) -> Part | None:
 def is_uri(path: str) -> bool:
     """Return whether the path starts with a scheme, known or not; `data:` has no slashes but counts too."""
     return bool(_SCHEME.match(path)) or path.startswith("data:")
+
+
+def holds_base64(reference: str) -> bool:
+    """Return whether a text that should name an image is the image: a `data:` address, or base64."""
+    if reference[:5].lower() == "data:":
+        return True
+    return len(reference) >= MIN_BASE64 and reference.startswith(_BASE64_STARTS) and bool(_BASE64.fullmatch(reference))
 
 
 def normalise_source(path: str) -> str:

@@ -88,9 +88,7 @@ def test_string_columns_are_uris_relative_to_the_table(tmp_path, list_items, mak
     assert rows["missing.jpg"]["modified"] == "missing"
 
 
-@pytest.mark.parametrize(
-    "uri", ["http://KEY:SECRET@h/a.jpg", "http://h:x/a.jpg", "data:image/png;base64,AAAA", "ftp://h/a", "a\0b.jpg"]
-)
+@pytest.mark.parametrize("uri", ["http://KEY:SECRET@h/a.jpg", "http://h:x/a.jpg", "ftp://h/a", "a\0b.jpg"])
 def test_uris_that_are_not_served_are_rejects_of_their_rows(tmp_path, list_items, uri):
     pq.write_table(pa.table({"id": ["x", "y"], "photo": [uri, "ok.jpg"]}), tmp_path / "t.parquet")
     rows = list_items(tmp_path / "t.parquet", columns={"id": "id", "image": "photo"})
