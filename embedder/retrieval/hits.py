@@ -271,7 +271,7 @@ class Searchable(ABC, Generic[H]):
         for parts, hits in zip(queries.parts, answers, strict=True):
             hits.parts, hits.query = parts, parts.name
             if reranker is not None:
-                rerank_hits(hits, reranker, rerank, options.k)
+                hits[:] = rerank_hits(hits, parts.text, reranker, rerank)[: options.k]
         return answers[0] if queries.is_single else Answers(answers)
 
     @abstractmethod

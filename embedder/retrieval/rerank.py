@@ -11,7 +11,6 @@ from embedder.errors import ConfigError
 from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Hit, decode_hits
 
 if TYPE_CHECKING:
-    from embedder.retrieval.hits import Hits
     from embedder.steps.stage_contract import Stage
 
 SCORE = "score"
@@ -40,15 +39,15 @@ def check_reranker(stage: "Stage | None", num_reranked: int) -> None:
         raise ConfigError(f'{type(stage).__name__}: it gives no score; declare columns_out = {{"score": "float32"}}')
 
 
-def rerank_hits(hits: "Hits", stage: "Stage", num_reranked: int, k: int) -> None:
-    """Order the first hits by the stage's scores, best first, and keep k hits.
+def rerank_hits(hits: list[Hit], query: str | None, stage: "Stage", num_reranked: int) -> list[Hit]:
+    """Return hits of a query, the first ones ordered by the stage's scores, best first.
 
     Hits that the stage can't score, as their image is gone or they have no caption, follow in their order, then those
     beyond `num_reranked`. A stage that fails, or that returns another number of scores, raises; so does a score that is
     not finite (ConfigError).
     """
     first = hits[:num_reranked]
-    rows = _rows_of(hits.parts.text, first, [*stage.columns_in, *stage.columns_optional])
+    rows = _rows_of(query, first, [*stage.columns_in, *stage.columns_optional])
     is_whole = np.ones(len(first), bool)
     for name in stage.columns_in:
         is_whole &= rows[name].is_valid().to_numpy(zero_copy_only=False)
@@ -60,7 +59,7 @@ def rerank_hits(hits: "Hits", stage: "Stage", num_reranked: int, k: int) -> None
         order = np.argsort(-scores, kind="stable")
         scored = [replace(first[places[each]], rerank_score=float(scores[each])) for each in order]
     left = [first[each] for each in np.flatnonzero(~is_whole)]
-    hits[:] = [*scored, *left, *hits[num_reranked:]][:k]
+    return [*scored, *left, *hits[num_reranked:]]
 
 
 def _rows_of(query: str | None, hits: list[Hit], names: list[str]) -> pa.Table:

@@ -1,21 +1,30 @@
 """Names that are equal to people and differ in bytes: composed (NFC) and decomposed (NFD, as Macs write them)."""
 
 import os
-import unicodedata
+from pathlib import Path
+from typing import Literal
+from unicodedata import normalize
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 
-def composed(names: pa.ChunkedArray) -> pa.ChunkedArray:
+
+def to_nfc(names: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return names in NFC."""
     return pc.utf8_normalize(names, "NFC")
 
 
 def find_unicode_twin(path: str) -> str | None:
-    """Return the one path that exists and differs from a missing one in its Unicode form alone, else None."""
+    """Return the one path that exists and differs from a missing one in its Unicode form only, else None."""
     if path.isascii():
         return None
-    forms = {unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path)} - {path}
-    found = [form for form in sorted(forms) if os.path.lexists(form)]
-    return found[0] if len(found) == 1 else None
+    twin = Path()
+    for part in Path(path).parts:
+        forms = {part} if os.path.lexists(twin / part) else {normalize(form, part) for form in FORMS}
+        found = [form for form in forms if os.path.lexists(twin / form)]
+        if len(found) != 1:
+            return None
+        twin /= found[0]
+    return str(twin)

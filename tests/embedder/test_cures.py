@@ -21,7 +21,7 @@ CONFIGURATIONS = [
     ('modle = "x"', "did you mean model?", 'model = "x"'),
     ("[decode]\nmax_pixel = 3_000", "write max_pixels = 3", "[decode]\nmax_pixels = 3_000"),
     ("[dekode]\ntimeout_s = 3", "did you mean [decode]?", "[decode]\ntimeout_s = 3"),
-    ('[sources]\npath = "a"', "did you mean [[source]]?", SOURCE),
+    ('[sources]\npath = "a"', "belongs into [[source]]", SOURCE),
     ('[source]\npath = "a"', "write [[source]], in double brackets", SOURCE),
     ("[[decode]]\ntimeout_s = 3", "write [decode], in single brackets", "[decode]\ntimeout_s = 3"),
     ("max_pixels = 5_000", "belongs into [decode]: move it there", "[decode]\nmax_pixels = 5_000"),
