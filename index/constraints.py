@@ -1,5 +1,6 @@
 """Constraints of an index (memory, latency, recall), and the ranking of measured designs within them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -23,9 +24,9 @@ class Constraints:
     """Limits that the chosen index must keep; non-positive limits or a recall above 1 raise a RetrievalError.
 
     `memory_bytes` excludes ids. `latency_ms` is the median of one query on one thread: with it, the fastest index is
-    chosen of those that keep it and are at most `LARGER` times as large as the smallest; else the fastest, or exact
-    search if it keeps `DEFAULT_LATENCY_MS`. `recall` is of the exact top
-    ten.
+    chosen of those that keep it and are at most `LARGER` times as large as the smallest; else the fastest of all, or
+    exact search if it keeps `DEFAULT_LATENCY_MS`. Of those about as fast, the smallest is taken. `recall` is of the
+    exact top ten.
     """
 
     memory_bytes: int | None = None
@@ -49,22 +50,22 @@ class Constraints:
 def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
     """Order the trials that keep the constraints, best first; none may.
 
-    Exact search comes first if it is fast enough; then the fastest. If a latency is given, those at most `LARGER` times
-    as large as the smallest come before others, and of those about as fast as the fastest the smallest is first.
+    Exact search comes first if it is fast enough; then, of those about as fast as the fastest, the smallest. If a latency
+    is given, those at most `LARGER` times as large as the smallest come before others.
     """
     exact = [
         trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)
     ]
     fitting = [trial for trial in trials if keeps(trial, constraints, constraints.latency_ms)]
 
-    most_bytes = LARGER * min((trial.expected_bytes for trial in fitting), default=0)
+    most_bytes = math.inf
+    if constraints.latency_ms is not None:
+        most_bytes = LARGER * min((trial.expected_bytes for trial in fitting), default=0)
     small_ms = [trial.expected_latency_ms for trial in fitting if trial.expected_bytes <= most_bytes]
     most_ms = _AS_FAST * min(small_ms, default=0)
 
     def cost(trial: DesignTrial) -> tuple[int, float, float]:
         num_bytes, latency_ms = trial.expected_bytes, trial.expected_latency_ms
-        if constraints.latency_ms is None:
-            return 0, latency_ms, num_bytes
         if num_bytes > most_bytes:
             return 2, num_bytes, latency_ms
         return (1, latency_ms, num_bytes) if latency_ms > most_ms else (0, num_bytes, latency_ms)
