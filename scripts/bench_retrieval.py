@@ -15,7 +15,6 @@ again. The last line is one JSON document.
 
 import argparse
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -28,9 +27,8 @@ from typing import Any
 
 import faiss
 import numpy as np
-import psutil
 import pyarrow as pa
-from retrieval_peers import BATCH, PEERS, curve, recall_by_score
+from retrieval_peers import PEERS, curve, recall_by_score
 from vector_shapes import SHAPES, make_shape
 
 from embedder.retrieval.filters import RowFilter
@@ -42,7 +40,7 @@ from index import faiss_build
 from index.build import build_index
 from index.constraints import Constraints
 from index.designs import parse_design
-from index.manifest import Manifest, read_manifest
+from index.manifest import Manifest
 from index.search import open_index
 from index.update import update_index
 
@@ -51,11 +49,6 @@ NUM_ASKED, NUM_HELD_OUT, MOST_NEAREST = 4000, 512, 100
 MODEL = {"model_fingerprint": "hard vectors", "embeddings_version": 2}
 OURS, SMALL_MS = ("fastest", "small"), 2.0
 TIMEOUT_S = 1200.0
-TRIALS = {
-    "candidate, on a sample": "{design}", "recall@10": "{recall_at_10:.3f}", "ms": "{latency_ms:.3f}",
-    "expected ms": "{expected_latency_ms:.3f}", "expected MiB": "{expected_mib:,.0f}", "verdict": "{verdict}",
-}  # fmt: skip
-
 Find = Callable[[np.ndarray], np.ndarray]
 """Queries (Q, E) -> rows (Q, K)."""
 
@@ -76,17 +69,13 @@ def exact_rows(images: np.ndarray, queries: np.ndarray, k: int = K) -> np.ndarra
     return faiss.knn(queries, np.ascontiguousarray(images), k, metric=faiss.METRIC_INNER_PRODUCT)[1]
 
 
-def build_ours(name: str, folder: Path, recall: str) -> dict:
+def build_ours(name: str, folder: Path, recall: float) -> None:
     """Build the fastest design, where exact search isn't chosen unmeasured, or a small one within a latency."""
-    logging.basicConfig(level=logging.INFO, format="  %(message)s")
     index_constraints.DEFAULT_LATENCY_MS = 1e-6
-    limits = {"latency_ms": SMALL_MS} if name == "small" else {}
+    constraints = Constraints(recall=recall, latency_ms=SMALL_MS if name == "small" else None)
     images, captions = np.load(folder / "images.npy"), np.load(folder / "captions.npy")
-    manifest = build_index(
-        images, ids(0, len(images)), folder / name / "000001", constraints=Constraints(recall=float(recall), **limits),
-        queries=captions, num_threads=1, **MODEL,
-    )  # fmt: skip
-    return manifest.model_dump(include={"trials", "missed"})
+    arguments = {"constraints": constraints, "queries": captions, "num_threads": 1, **MODEL}
+    build_index(images, ids(0, len(images)), folder / name / "000001", **arguments)
 
 
 def ids(start: int, stop: int) -> pa.Table:
@@ -95,21 +84,18 @@ def ids(start: int, stop: int) -> pa.Table:
     return pa.table({"item_id": [f"{number:09d}" for number in numbers]} | same)
 
 
-def measure_ours(name: str, folder: Path, k: str) -> dict:
-    """Open ours in this process, and measure it as the peers are, with all search parameters of its design."""
-    path, queries = folder / name / "000001", np.load(folder / "held_out.npy")
-    manifest, before = read_manifest(path), psutil.Process().memory_info().rss
-    index = open_index(path)
-    index.search(queries[:BATCH], int(k), num_threads=1)
-    resident_bytes = psutil.Process().memory_info().rss - before
+def measure_ours(name: str, folder: Path, k: int) -> dict:
+    """Measure ours as the peers are, with all search parameters of its design."""
+    index = open_index(folder / name / "000001")
 
     def find(asked: np.ndarray, k: int, effort: dict[str, int]) -> np.ndarray:
         return index.search(asked, k, parameters=effort or None, num_threads=1).rows
 
+    manifest = index.manifest
     efforts = [[manifest.parameters], *parse_design(manifest.design).search_params()]
-    found = {"design": manifest.design, "parameters": manifest.parameters, "build_s": manifest.build_s}
-    found |= {"bytes": manifest.memory_bytes, "resident_bytes": resident_bytes, "version": "ours"}
-    return found | {"curve": curve(find, efforts, folder, int(k))}
+    kept = ("design", "parameters", "build_s", "steps_s", "recall_at_10", "trials", "missed")
+    found = {"bytes": manifest.memory_bytes, "curve": curve(find, efforts, folder, k)}
+    return manifest.model_dump(include=set(kept)) | found
 
 
 def measure_peer(name: str, pythons: Sequence[str], folder: Path, k: int) -> dict:
@@ -140,34 +126,28 @@ def run_json(command: Sequence[str | Path]) -> dict:
 
 def compare(folder: Path, k: int, arguments: argparse.Namespace) -> dict:
     """Build and measure ours and the peers, one after the other; ours are measured again at the end."""
-    step = [sys.executable, Path(__file__)]
-    built = {}
     for name in OURS:
         if not (folder / name).exists():
-            built[name] = run_json([*step, "build_ours", name, folder, str(arguments.targets[0])])
-    found = {f"ours, {name}": run_json([*step, "measure_ours", name, folder, str(k)]) for name in OURS}
+            build_ours(name, folder, arguments.targets[0])
+    found = {f"ours, {name}": measure_ours(name, folder, k) for name in OURS}
     for name in arguments.only:
         print(f"measuring {name}", file=sys.stderr, flush=True)
         found[name] = measure_peer(name, arguments.peers, folder, k)
     for name in OURS:
-        again = run_json([*step, "measure_ours", name, folder, str(k)])
-        found[f"ours, {name}"] |= {"curve_after": again["curve"]}
+        found[f"ours, {name}"]["curve_after"] = measure_ours(name, folder, k)["curve"]
     for each in found.values():
         each["at"] = {str(target): figures_at(each, target) for target in arguments.targets if "curve" in each}
-    return {"contestants": found, "ratios": ratios(found, str(arguments.targets[0])), "built": built}
+    return {"contestants": found, "ratios": ratios(found, str(arguments.targets[0]))}
 
 
 def figures_at(contestant: Mapping[str, Any], target: float) -> dict[str, float | None]:
-    """Milliseconds of a query and queries a second of batches at a recall; the mean of what was measured twice."""
+    """Milliseconds of a query, and of one in a batch, at a recall; the mean of what was measured twice."""
     curves = [contestant[name] for name in ("curve", "curve_after") if name in contestant]
-    costs = {"ms": lambda point: point["ms"], "batch_per_s": lambda point: 1 / point["batch_per_s"]}
     found: dict[str, float | None] = {}
-    for name, cost in costs.items():
-        each = [cost_at([(point["recall"], cost(point)) for point in points], target) for points in curves]
+    for name in ("ms", "batch_ms"):
+        each = [cost_at([(point["recall"], point[name]) for point in points], target) for points in curves]
         known = [value for value in each if value is not None]
-        found[name] = float(np.exp(np.mean(np.log(known)))) if known else None
-    if found["batch_per_s"] is not None:
-        found["batch_per_s"] = 1 / found["batch_per_s"]
+        found[name] = float(np.mean(known)) if known else None
     return found
 
 
@@ -185,30 +165,27 @@ def cost_at(points: Sequence[tuple[float, float]], target: float) -> float | Non
 
 def ratios(found: Mapping[str, dict], target: str) -> list[dict]:
     """How fast each of ours is, one query at a time, to the best peer at no more memory, and to the best of all."""
-    peers = {
-        name: each for name, each in found.items() if name in PEERS and each.get("at", {}).get(target, {}).get("ms")
-    }
+    ms = {name: each["at"][target]["ms"] for name, each in found.items() if each["at"]}
+    peers = [name for name in ms if name in PEERS and ms[name]]
     rows = []
     for name in (f"ours, {name}" for name in OURS):
-        ours_ms = found[name]["at"][target]["ms"]
-        small = {peer for peer, each in peers.items() if each["bytes"] <= found[name]["bytes"]}
         row = {"ours": name, "recall": float(target)}
-        for what, among in (("no_larger", small), ("all", set(peers))):
-            best = min(among, key=lambda peer: peers[peer]["at"][target]["ms"], default=None)
-            ratio = peers[best]["at"][target]["ms"] / ours_ms if best and ours_ms else None
-            row |= {f"{what}_peer": best or "none", f"{what}_ratio": ratio}
+        small = [peer for peer in peers if found[peer]["bytes"] <= found[name]["bytes"]]
+        for what, among in (("no_larger", small), ("all", peers)):
+            best = min(among, key=ms.__getitem__, default=None)
+            row |= {f"{what}_peer": best, f"{what}_ratio": ms[best] / ms[name] if best and ms[name] else None}
         rows.append(row)
     return rows
 
 
 def show_comparison(found: Mapping[str, Any], targets: Sequence[float]) -> None:
     """Print a line for each contestant, and how ours compare with the best."""
-    rows: list[list[str]] = [["", "design", *(f"ms at {target}" for target in targets), "batches/s", "MiB", "build s"]]
+    rows: list[list[str]] = [["", "design", *(f"ms at {target}" for target in targets), "in batches", "MiB", "build s"]]
     for name, each in found["contestants"].items():
         at = [each["at"].get(str(target), {}) for target in targets]
         row = [name, each.get("reason", each["design"])[-60:], *(number(figures.get("ms"), 3) for figures in at)]
         sizes = [number(each.get("bytes", 0) / MIB or None, 0), number(each.get("build_s"), 0)]
-        rows.append([*row, number(at[0].get("batch_per_s"), 0), *sizes])
+        rows.append([*row, number(at[0].get("batch_ms"), 3), *sizes])
     table(rows)
     for each in found["ratios"]:
         no_larger, of_all = (number(each[f"{what}_ratio"], 2) for what in ("no_larger", "all"))
@@ -314,10 +291,6 @@ def compare_filters(folder: Path) -> list[dict]:
 
 
 def main() -> None:
-    if sys.argv[1:2] in (["build_ours"], ["measure_ours"]):  # one of its own processes
-        step = {"build_ours": build_ours, "measure_ours": measure_ours}[sys.argv[1]]
-        print(json.dumps(step(sys.argv[2], Path(sys.argv[3]), sys.argv[4])))
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("num_images", nargs="?", type=int, default=300_000)
     parser.add_argument("--dim", type=int, default=256)
@@ -332,6 +305,7 @@ def main() -> None:
     parser.add_argument("--changes", action="store_true", help="also updates and filters, of the first shape")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    faiss.omp_set_num_threads(1)
     place = tempfile.TemporaryDirectory(prefix="bench-retrieval-") if arguments.folder is None else None
     with place or nullcontext(arguments.folder) as name:
         found = {"machine": machine(), "arguments": vars(arguments), "shapes": {}}

@@ -46,7 +46,7 @@ class Peer:
 
 
 def curve(find: Find, efforts: Sequence[Sequence[Any]], folder: Path, k: int) -> list[dict]:
-    """Recall by score, milliseconds of a query asked alone, and queries a second of batches, of rising efforts."""
+    """Recall by score, milliseconds of a query alone, and of one in a batch, by rising efforts."""
     images, queries = np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "held_out.npy")
     last = np.einsum("qe,qe->q", images[np.load(folder / "exact.npy")[:, k - 1]], queries)
     points = []
@@ -62,7 +62,8 @@ def curve(find: Find, efforts: Sequence[Sequence[Any]], folder: Path, k: int) ->
             found = recall_by_score(rows, images, queries, last)
             if found >= LEAST_TIMED:
                 ms = median(timed(find, queries[:NUM_SINGLE], k, effort, 1)[1]) * 1000
-                points.append({"effort": effort, "recall": found, "batch_per_s": BATCH / median(seconds), "ms": ms})
+                batch_ms = median(seconds) * 1000 / BATCH
+                points.append({"effort": effort, "recall": found, "ms": ms, "batch_ms": batch_ms})
             if found >= ENOUGH or found - before < LEAST_GAIN or median(seconds) * 1000 > BATCH * LONGEST_MS:
                 break
             before = found

@@ -23,7 +23,7 @@ def test_ours_and_the_peers_reach_the_recall_on_captions_that_none_has_seen(foun
         contestant = found["contestants"][name]
         assert max(point["recall"] for point in contestant["curve"]) >= 0.95
         assert contestant["at"]["0.95"]["ms"] > 0
-        assert contestant["at"]["0.95"]["batch_per_s"] > 0
+        assert contestant["at"]["0.95"]["batch_ms"] > 0
         assert contestant["build_s"] > 0
     assert found["contestants"]["faiss-hnsw"]["bytes"] >= NUM_IMAGES * DIM * 4
     assert found["contestants"]["faiss-hnsw"]["version"].startswith("faiss-cpu 1.")
@@ -38,7 +38,7 @@ def test_a_peer_that_is_not_installed_or_fails_is_listed_with_the_reason(found):
 
 def test_ours_is_compared_with_the_best_that_takes_no_more_memory_and_with_the_best():
     def contestant(ms, num_bytes):
-        return {"at": {"0.95": {"ms": ms}} if ms else {}, "bytes": num_bytes}
+        return {"at": {"0.95": {"ms": ms}}, "bytes": num_bytes}
 
     measured = {
         "ours, fastest": contestant(2.0, 20),
@@ -50,7 +50,7 @@ def test_ours_is_compared_with_the_best_that_takes_no_more_memory_and_with_the_b
     fastest, small = ratios(measured, "0.95")
     assert (fastest["no_larger_peer"], fastest["no_larger_ratio"]) == ("scann", 1.5)
     assert (fastest["all_peer"], fastest["all_ratio"]) == ("hnswlib", 0.5)
-    assert (small["no_larger_peer"], small["no_larger_ratio"]) == ("none", None)
+    assert (small["no_larger_peer"], small["no_larger_ratio"]) == (None, None)
     assert (small["all_peer"], small["all_ratio"]) == ("hnswlib", 0.25)
 
 
