@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -25,6 +26,8 @@ import psutil
 
 Find = Callable[[np.ndarray, int, Any], np.ndarray]
 """Queries (Q, E), k and an effort -> rows (Q, k); a row of -1 for none."""
+Opened = tuple[Callable[[Any], Any], Find]
+"""Sets an effort, before the clock starts (`str` does nothing), and finds with it."""
 EFFORTS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 PROBES = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 CANDIDATES = (40, 160, 640)  # to re-rank
@@ -40,19 +43,20 @@ class Peer:
     module: str
     design: str
     build: Callable[[Any, np.ndarray, np.ndarray, Path], None]  # with the module, of images and captions
-    open: Callable[[Any, Path], Find]
+    open: Callable[[Any, Path], Opened]
     efforts: Callable[[int], Sequence[Sequence[Any]]]  # by k: lists, each from the least to the most
     package: str = ""  # where it isn't named as the module is
 
 
-def curve(find: Find, efforts: Sequence[Sequence[Any]], folder: Path, k: int) -> list[dict]:
+def curve(opened: Opened, efforts: Sequence[Sequence[Any]], folder: Path, k: int) -> list[dict]:
     """Recall by score, milliseconds of a query alone, and of one in a batch, by rising efforts."""
     images, queries = np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "held_out.npy")
     last = np.einsum("qe,qe->q", images[np.load(folder / "exact.npy")[:, k - 1]], queries)
-    points = []
+    points, (set_effort, find) = [], opened
     for rising in efforts:
         before = -1.0
         for effort in rising:
+            set_effort(effort)
             if (
                 recall_by_score(find(queries[:BATCH], k, effort), images, queries[:BATCH], last[:BATCH])
                 < LEAST_TIMED - 0.1
@@ -103,10 +107,6 @@ def of_lists(k: int) -> list[list[tuple[int, int]]]:
     return [[(probes, count) for probes in PROBES] for count in CANDIDATES if count >= k]
 
 
-def of_slow_lists(k: int) -> list[list[tuple[int, int]]]:
-    return [each[2::4] for each in of_lists(k)]
-
-
 def faiss_peer(design: str) -> Peer:
     """FAISS by its factory string, in which the number of lists and half that of dimensions are filled in."""
 
@@ -128,16 +128,11 @@ def faiss_peer(design: str) -> Peer:
     return Peer("faiss", design, build, open_faiss, efforts, "faiss-cpu")
 
 
-def open_faiss(faiss: Any, path: Path) -> Find:
-    index, space, current = faiss.read_index(str(path / "index")), faiss.ParameterSpace(), [""]
-
-    def find(queries: np.ndarray, k: int, effort: str) -> np.ndarray:
-        if [effort] != current:
-            space.set_index_parameters(index, effort)
-            current[:] = [effort]
-        return index.search(queries, k)[1]
-
-    return find
+def open_faiss(faiss: Any, path: Path) -> Opened:
+    index = faiss.read_index(str(path / "index"))
+    return partial(faiss.ParameterSpace().set_index_parameters, index), lambda queries, k, _: index.search(queries, k)[
+        1
+    ]
 
 
 def build_autofaiss(_: Any, images: np.ndarray, _captions: np.ndarray, path: Path) -> None:
@@ -166,18 +161,12 @@ def svs_peer(kind: str) -> Peer:
         index.save(*(str(path / name) for name in ("config", "graph", "data")))
         (path / "vectors.fvecs").unlink(missing_ok=True)
 
-    def open_index(svs: Any, path: Path) -> Find:
+    def open_index(svs: Any, path: Path) -> Opened:
         loaders = {"LVQ4x8": svs.LVQLoader, "LeanVec OOD": svs.LeanVecLoader}
         loader = loaders.get(kind, lambda name: svs.VectorDataLoader(name, svs.DataType.float16))
         graph, data = svs.GraphLoader(str(path / "graph")), loader(str(path / "data"))
         index = svs.Vamana(str(path / "config"), graph, data, svs.DistanceType.MIP, num_threads=1)
-
-        def find(queries: np.ndarray, k: int, effort: int) -> np.ndarray:
-            if index.search_window_size != effort:
-                index.search_window_size = effort
-            return index.search(queries, k)[0]
-
-        return find
+        return partial(setattr, index, "search_window_size"), lambda queries, k, _: index.search(queries, k)[0]
 
     return Peer("svs", f"Vamana{2 * LINKS}, {kind}", build, open_index, of_graph, "scalable-vs")
 
@@ -189,14 +178,10 @@ def usearch_peer(dtype: str) -> Peer:
         index.add(np.arange(len(images)), images, threads=1)
         index.save(str(path / "index"))
 
-    def open_index(usearch: Any, path: Path) -> Find:
+    def open_index(usearch: Any, path: Path) -> Opened:
         index = usearch.Index.restore(str(path / "index"))
-
-        def find(queries: np.ndarray, k: int, effort: int) -> np.ndarray:
-            index.expansion_search = effort
-            return index.search(queries, k, threads=1).keys.reshape(len(queries), k)
-
-        return find
+        search = partial(index.search, threads=1)
+        return partial(setattr, index, "expansion_search"), lambda queries, k, _: search(queries, k).keys.reshape(-1, k)
 
     return Peer("usearch.index", f"HNSW{LINKS}, {dtype}", build, open_index, of_graph, "usearch")
 
@@ -208,16 +193,11 @@ def build_hnswlib(hnswlib: Any, images: np.ndarray, _: np.ndarray, path: Path) -
     index.save_index(str(path / f"{images.shape[1]}.hnsw"))
 
 
-def open_hnswlib(hnswlib: Any, path: Path) -> Find:
+def open_hnswlib(hnswlib: Any, path: Path) -> Opened:
     file = next(path.glob("*.hnsw"))
     index = hnswlib.Index("ip", int(file.stem))
     index.load_index(str(file))
-
-    def find(queries: np.ndarray, k: int, effort: int) -> np.ndarray:
-        index.set_ef(effort)
-        return index.knn_query(queries, k, num_threads=1)[0]
-
-    return find
+    return index.set_ef, lambda queries, k, _: index.knn_query(queries, k, num_threads=1)[0]
 
 
 def scann_peer(kept: str) -> Peer:
@@ -228,7 +208,7 @@ def scann_peer(kept: str) -> Peer:
         builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
         builder.reorder(100, quantize=scann.ReorderType[kept]).build().serialize(str(path))
 
-    def open_index(scann: Any, path: Path) -> Find:
+    def open_index(scann: Any, path: Path) -> Opened:
         index = scann.scann_ops_pybind.load_searcher(str(path))
 
         def find(queries: np.ndarray, k: int, effort: tuple[int, int]) -> np.ndarray:
@@ -236,7 +216,7 @@ def scann_peer(kept: str) -> Peer:
                 return index.search(queries[0], k, effort[1], effort[0])[0][None]
             return index.search_batched(queries, k, effort[1], effort[0])[0]
 
-        return find
+        return str, find
 
     return Peer("scann", f"tree, AH2, reorder {kept.lower()}", build, open_index, of_lists)
 
@@ -253,9 +233,9 @@ def rabitq_peer(bits: int) -> Peer:
         index.build(images, means.centroids, nearest, 1)
         index.save(str(path / "index"))
 
-    def open_index(rabitqlib: Any, path: Path) -> Find:
+    def open_index(rabitqlib: Any, path: Path) -> Opened:
         index = rabitqlib.IvfIndex.load(str(path / "index"))
-        return lambda queries, k, effort: index.search(queries, k, effort)[0]
+        return str, lambda queries, k, effort: index.search(queries, k, effort)[0]
 
     return Peer("rabitqlib", f"IVF, {bits} bits", build, open_index, lambda _: [PROBES])
 
@@ -266,9 +246,9 @@ def build_symphony(rabitqlib: Any, images: np.ndarray, _: np.ndarray, path: Path
     index.save(str(path / "index"))
 
 
-def open_symphony(rabitqlib: Any, path: Path) -> Find:
+def open_symphony(rabitqlib: Any, path: Path) -> Opened:
     index = rabitqlib.SymqgIndex.load(str(path / "index"))
-    return lambda queries, k, effort: index.search_batch(queries, k, effort)[0]
+    return str, lambda queries, k, effort: index.search_batch(queries, k, effort)[0]
 
 
 def lorann_peer(share: float) -> Peer:
@@ -280,9 +260,9 @@ def lorann_peer(share: float) -> Peer:
         index.build(n_threads=1, training_queries=captions)
         index.save(str(path / "index"))
 
-    def open_index(lorann: Any, path: Path) -> Find:
+    def open_index(lorann: Any, path: Path) -> Opened:
         index = lorann.LorannIndex.load(str(path / "index"))
-        return lambda queries, k, effort: index.search(queries, k, *effort, n_threads=1).reshape(len(queries), k)
+        return str, lambda queries, k, effort: index.search(queries, k, *effort, n_threads=1).reshape(-1, k)
 
     return Peer("lorann", f"8 bits, {share:.0%} of the dimensions", build, open_index, of_lists)
 
@@ -296,7 +276,7 @@ def build_lance(lancedb: Any, images: np.ndarray, _: np.ndarray, path: Path) -> 
     table.create_index("dot", num_partitions=lists, num_sub_vectors=dim // 4, vector_column_name="vector")
 
 
-def open_lance(lancedb: Any, path: Path) -> Find:
+def open_lance(lancedb: Any, path: Path) -> Opened:
     table = lancedb.connect(path).open_table("images")
 
     def find_one(query: np.ndarray, k: int, effort: tuple[int, int]) -> np.ndarray:
@@ -304,7 +284,7 @@ def open_lance(lancedb: Any, path: Path) -> Find:
         rows = asked.limit(k).select(["row", "_distance"]).to_arrow()["row"].to_numpy()
         return np.pad(rows, (0, k - len(rows)), constant_values=-1)
 
-    return lambda queries, k, effort: np.stack([find_one(query, k, effort) for query in queries])
+    return str, lambda queries, k, effort: np.stack([find_one(query, k, effort) for query in queries])
 
 
 PEERS = {
@@ -328,7 +308,9 @@ PEERS = {
     "usearch-i8": usearch_peer("i8"),
     "hnswlib": Peer("hnswlib", f"HNSW{LINKS}", build_hnswlib, open_hnswlib, of_graph),
     "autofaiss": Peer("faiss", "its pick", build_autofaiss, open_faiss, faiss_peer("HNSW").efforts, "autofaiss"),
-    "lancedb": Peer("lancedb", "IVF_PQ, refined", build_lance, open_lance, of_slow_lists),
+    "lancedb": Peer(
+        "lancedb", "IVF_PQ, refined", build_lance, open_lance, lambda k: [each[2::4] for each in of_lists(k)]
+    ),
 }
 
 
@@ -358,12 +340,13 @@ def measure(peer: Peer, path: Path, folder: Path, k: int) -> dict:
     module = importlib.import_module(peer.module)
     efforts = peer.efforts(k)
     before = psutil.Process().memory_info().rss
-    find = peer.open(module, path)
-    find(queries[:BATCH], k, efforts[-1][len(efforts[-1]) // 2])
+    opened, effort = peer.open(module, path), efforts[-1][len(efforts[-1]) // 2]
+    opened[0](effort)
+    opened[1](queries[:BATCH], k, effort)
     held = psutil.Process().memory_info().rss - before
     if peer.module != "lancedb":  # which reads files in part; the others may hold what this process had freed
         held = max(held, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
-    return {"bytes": held, "curve": curve(find, efforts, folder, k)}
+    return {"bytes": held, "curve": curve(opened, efforts, folder, k)}
 
 
 if __name__ == "__main__":
