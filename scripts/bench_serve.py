@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
-from bench_retrieval import make_vectors
 from published_rows import as_embedded, publish_rows
 from tokenizers import Tokenizer
+from vector_shapes import make_shape
 
 from corpus import DEMO_MODEL, read_shipped
 from embedder import build_index
@@ -68,7 +68,7 @@ def make_store(folder: Path, model: Path, num_vectors: int, index: str) -> Path:
     """Make a store of images, with an index; gives its folder."""
     opened = open_model(str(model))
     files = StoreFiles(folder)
-    images, _ = make_vectors(num_vectors, 1, width=opened.config.embedding_dim)
+    images, _ = make_shape("few directions", num_vectors, 1, opened.config.embedding_dim, seed=0)
     config = RunConfig(store=files.address, model=str(model), index=IndexConfig(min_recall=0))
     publish_rows(files, store_info(config.rows, opened, "float32"), _parts(images))
     build_index(config, kind=index, force=True)

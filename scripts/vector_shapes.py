@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from index_samples import unit
+
+from corpus import unit
 
 _BLOCK = 65_536
 
