@@ -50,8 +50,8 @@ class Constraints:
 def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
     """Order the trials that keep the constraints, best first; none may.
 
-    Exact search comes first if it is fast enough; then, of those about as fast as the fastest, the smallest. If a latency
-    is given, those at most `LARGER` times as large as the smallest come before others.
+    Exact search comes first if it is fast enough; then, of those about as fast as the fastest, the smallest. If a
+    latency is given, those at most `LARGER` times as large as the smallest come before others.
     """
     exact = [
         trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)
