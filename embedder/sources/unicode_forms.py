@@ -19,3 +19,11 @@ def find_unicode_twin(path: str) -> str | None:
     forms = {unicodedata.normalize("NFC", path), unicodedata.normalize("NFD", path)} - {path}
     found = [form for form in sorted(forms) if os.path.lexists(form)]
     return found[0] if len(found) == 1 else None
+
+
+def composed_stem(stem: str) -> str:
+    """Return a path with its last part in NFC: equal for the stems in one folder that people can't tell apart."""
+    if stem.isascii():
+        return stem
+    folder, slash, name = stem.rpartition("/")
+    return f"{folder}{slash}{unicodedata.normalize('NFC', name)}"
