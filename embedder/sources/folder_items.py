@@ -17,7 +17,7 @@ from embedder.sources.listing_schema import Listing, Row, list_with_values, tabl
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
 from embedder.sources.selection import MEDIA, Selection, find_selected
 from embedder.sources.source_errors import FetchError
-from embedder.sources.unicode_forms import composed_stem
+from embedder.sources.unicode_forms import compose_stem
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import is_text, printable, readable
 
@@ -65,7 +65,7 @@ def _group_by_stem(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
     A caption whose stem is a file's but for its Unicode form (NFC, NFD) belongs to it, where exactly one is meant: the
     file has no caption of its own form, and there is no third spelling.
     """
-    for _, each in groupby(entries, key=lambda entry: composed_stem(stem_of(entry.name))):
+    for _, each in groupby(entries, key=lambda entry: compose_stem(stem_of(entry.name))):
         group = list(each)
         forms = [list(same) for _, same in groupby(group, key=lambda entry: stem_of(entry.name))]
         are_captions = [{_is_sidecar(entry.name) for entry in form} for form in forms]

@@ -23,7 +23,7 @@ from embedder.sources.columns import column_names, find_column, is_text, plain_t
 from embedder.sources.selection import LeftOut
 from embedder.sources.table_files import find_table
 from embedder.sources.table_plan import shown_columns
-from embedder.sources.unicode_forms import composed
+from embedder.sources.unicode_forms import compose
 from embedder.sources.uris import normalise_source
 from embedder.store.schema import EMBEDDINGS
 from embedder.store.tables.arrow_lookup import positions
@@ -52,7 +52,7 @@ class OpenJoin:
     @cached_property
     def composed_keys(self) -> pa.ChunkedArray:
         """Return the keys in NFC, null where two keys differ in their Unicode form alone."""
-        keys = composed(self.keys)
+        keys = compose(self.keys)
         counts = pc.value_counts(keys)
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
         return pc.if_else(pc.is_in(keys, value_set=twice), pa.scalar(None, keys.type), keys)
@@ -94,7 +94,7 @@ class OpenJoin:
             ids = table["item_id"]
         place = positions(ids, self.keys)
         if place.null_count:
-            by_form = positions(composed(ids), self.composed_keys)
+            by_form = positions(compose(ids), self.composed_keys)
             place = pc.coalesce(place, pc.if_else(pc.is_valid(ids), by_form, pa.scalar(None, by_form.type)))
         return pc.if_else(is_meant, place, pa.scalar(None, place.type)), is_meant
 

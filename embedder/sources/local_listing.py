@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from embedder.errors import SourceError
 from embedder.sources.listing_schema import time_text
-from embedder.sources.unicode_forms import composed_stem
+from embedder.sources.unicode_forms import compose_stem
 
 SIDECAR_SUFFIXES = (".txt", ".json")
 SkipsFolder = Callable[[str], bool]
@@ -58,7 +58,7 @@ def stem_of(name: str) -> str:
 def _stem_first(name: str) -> str:
     stem = stem_of(name)
     if not stem.isascii():
-        return f"{composed_stem(stem)}\0{stem}\0{name[len(stem) :]}"
+        return f"{compose_stem(stem)}\0{stem}\0{name[len(stem) :]}"
     return f"{stem}\0{name[len(stem) :]}"  # no name holds a NUL, so all suffixes of one stem stay together
 
 

@@ -14,12 +14,12 @@ from embedder.sources.local_listing import Entry
 from embedder.sources.read_ahead import NUM_AHEAD, Begin, read_ahead
 from embedder.sources.sorted_tables import SortedTables
 from embedder.sources.source_errors import FetchError
-from embedder.sources.unicode_forms import composed
+from embedder.sources.unicode_forms import compose
 from embedder.sources.uris import looks_like_part
 from embedder.storage.object_ranges import AHEAD_BYTES, ObjectRanges, object_version
 from embedder.storage.object_stores import ObjectStoreError, bucket_store, named_errors, split_place
 from embedder.storage.printable import printable
-from embedder.storage.s3_listing import COLUMNS, list_folders, list_tables, odd_key_problem
+from embedder.storage.s3_listing import SCHEMA, list_folders, list_tables, odd_key_problem
 from embedder.store.schema import MARKS
 
 PAGE_NAMES = 1000  # listed by one request
@@ -87,7 +87,7 @@ def _leave_out_repeated(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 def _with_names(page: pa.Table) -> pa.Table:
     stems = pc.replace_substring_regex(page["path"], r"\.[^./]*$", "")
-    return page.append_column("stem", composed(stems))
+    return page.append_column("stem", compose(stems))
 
 
 def _folders_to_list(store: Any, root: str, key: str) -> Iterator[Begin[pa.Table]]:
@@ -165,7 +165,7 @@ class _Marks:
 
 
 def _entries(names: pa.Table, key: str, uri: str, folders: set[str]) -> Iterator[Entry]:
-    for path, size, etag, moment in zip(*(names[name].to_pylist() for name in COLUMNS), strict=True):
+    for path, size, etag, moment in zip(*(names[name].to_pylist() for name in SCHEMA.names), strict=True):
         if size == 0 and path in folders:
             continue  # the empty object by which consoles show a folder
         name = _relative(path, key)

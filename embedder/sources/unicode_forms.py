@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 
-def composed(names: pa.ChunkedArray) -> pa.ChunkedArray:
+def compose(names: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return names in NFC."""
     return pc.utf8_normalize(names, "NFC")
 
@@ -21,7 +21,7 @@ def find_unicode_twin(path: str) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def composed_stem(stem: str) -> str:
+def compose_stem(stem: str) -> str:
     """Return a path with its last part in NFC: equal for the stems in one folder that people can't tell apart."""
     if stem.isascii():
         return stem

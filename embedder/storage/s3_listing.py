@@ -25,7 +25,14 @@ from embedder.storage.object_stores import MAX_BACKOFF_S, MAX_RETRIES, TIMEOUT_S
 from embedder.storage.printable import printable
 from embedder.storage.web_address import parse_address
 
-COLUMNS = {"path": pa.string(), "size": pa.uint64(), "e_tag": pa.string(), "last_modified": pa.timestamp("us", "UTC")}
+SCHEMA = pa.schema(  # as of obstore's tables
+    [
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("size", pa.uint64(), nullable=False),
+        pa.field("e_tag", pa.string()),
+        pa.field("last_modified", pa.timestamp("us", "UTC"), nullable=False),
+    ]
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _QUOTED = re.compile(r'[Pp]ath "(.*?)"(?= contained|: Encountered|$)', re.DOTALL)
 _EMPTY_SHA256 = hashlib.sha256().hexdigest()
@@ -43,7 +50,7 @@ def odd_key_problem(key: str) -> str | None:
 
 
 def list_tables(store: Any, root: str, folder: str, chunk_size: int) -> Generator[pa.Table]:
-    """List all objects below a folder of a bucket (`root`) as tables of `COLUMNS`.
+    """List all objects below a folder of a bucket (`root`) as tables of `SCHEMA`.
 
     Paths are as obstore gives them, without a last slash, and odd keys as they are. Some objects may come twice, with
     the same path and ETag. Raises obstore's errors, OSError, or ObjectStoreError.
@@ -53,7 +60,7 @@ def list_tables(store: Any, root: str, folder: str, chunk_size: int) -> Generato
     last = ""
     try:
         for page in store.list(folder or None, chunk_size=chunk_size, return_arrow=True):
-            table = pa.table(page).select(list(COLUMNS))
+            table = pa.table(page).select(SCHEMA.names)
             last = table["path"][-1].as_py() if table.num_rows else last
             yield table
     except InvalidPathError as error:
@@ -71,7 +78,7 @@ def list_folders(store: Any, folder: str) -> tuple[pa.Table, list[str]] | None:
         found = store.list_with_delimiter(folder or None, return_arrow=True)
     except InvalidPathError:
         return None
-    return pa.table(found["objects"]).select(list(COLUMNS)), found["common_prefixes"]
+    return pa.table(found["objects"]).select(SCHEMA.names), found["common_prefixes"]
 
 
 def _explain_odd_key(root: str, text: str) -> ObjectStoreError:
@@ -92,7 +99,7 @@ def _list_all(root: str, prefix: str, after: str) -> Iterator[pa.Table]:
     try:
         while True:
             answer = _read_page(connections, signer, query, root)
-            yield pa.table({name: pa.array(values, COLUMNS[name]) for name, values in _columns(answer).items()})
+            yield pa.Table.from_pylist(list(_rows(answer)), SCHEMA)
             token = answer.findtext("{*}NextContinuationToken")
             if answer.findtext("{*}IsTruncated") != "true" or not token:
                 return
@@ -102,9 +109,8 @@ def _list_all(root: str, prefix: str, after: str) -> Iterator[pa.Table]:
         connections.close()
 
 
-def _columns(answer: ET.Element) -> dict[str, list[Any]]:
+def _rows(answer: ET.Element) -> Iterator[dict[str, Any]]:
     decode = unquote_plus if answer.findtext("{*}EncodingType") == "url" else str
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for each in answer.iterfind("{*}Contents"):
         key, size = decode(each.findtext("{*}Key", "")), int(each.findtext("{*}Size", "0"))
         path = key.removeprefix("/").removesuffix("/")
@@ -113,10 +119,7 @@ def _columns(answer: ET.Element) -> dict[str, list[Any]]:
                 continue  # the empty object by which consoles show a folder
             path = key
         moment = datetime.fromisoformat(each.findtext("{*}LastModified", ""))
-        values = (path, size, each.findtext("{*}ETag"), moment)
-        for column, value in zip(columns.values(), values, strict=True):
-            column.append(value)
-    return columns
+        yield {"path": path, "size": size, "e_tag": each.findtext("{*}ETag"), "last_modified": moment}
 
 
 def _read_page(connections: Connections, signer: "_Signer", query: dict[str, str], root: str) -> ET.Element:

@@ -88,7 +88,7 @@ def test_among_300_hostile_keys_the_good_are_embedded_and_each_other_is_told(mak
     patterns = ["**//**", "**/./**", "./**", "**/../**", *(f"*{mark}*" for mark in "\t\r\x07\x7f\x01")]
     excluded = make_run([source[0] | {"exclude": patterns}], max_reject_fraction=1)
     assert {row["error_type"] for row in listed(bucket, exclude=patterns)} == {None}
-    assert refreshed(excluded, max_retired_fraction=1)[0].num_retired == 41
+    assert refreshed(excluded, forced=("retire",))[0].num_retired == 41
 
 
 def test_a_listing_is_the_same_before_and_after_an_odd_key_came(bucket, put):
@@ -151,7 +151,7 @@ def test_a_cloud_that_is_not_listed_here_names_the_key_and_the_cure(bucket, put)
 
 @pytest.mark.slow
 def test_10_000_keys_of_which_100_are_odd_are_listed_and_a_dry_run_ends(
-    make_run, bucket, put, run_embedder, tiny_model
+    bucket, put, run_embedder, tiny_model, tmp_path
 ):
     good, odd = hostile_names(9_900, 100)
     put({f"pics/{name}": name.encode() for name in [*good, *odd]})
@@ -159,7 +159,8 @@ def test_10_000_keys_of_which_100_are_odd_are_listed_and_a_dry_run_ends(
     assert {row["item_id"] for row in rows if row["error_type"] is None} == set(good)
     rejects = {row["item_id"] for row in rows if row["error_type"] == "OddKey"}
     assert len(rejects) == 100 and all(is_named(name, rejects) for name in odd)
-    dry = ("embed", f"{bucket}/pics", "--model", tiny_model, "--dry-run", "--json")
-    code, report, said = run_embedder(*dry)
+    dry = ("embed", f"{bucket}/pics", "--model", tiny_model, "--store", tmp_path / "s")
+    code, report, said = run_embedder(*dry, "--dry-run", "--json")
     assert code == 0, said
     print(report)
+    assert report["num_new"] == 10_000
