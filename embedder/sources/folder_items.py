@@ -17,8 +17,9 @@ from embedder.sources.listing_schema import Listing, Row, list_with_values, tabl
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
 from embedder.sources.selection import MEDIA, Selection, find_selected
 from embedder.sources.source_errors import FetchError
+from embedder.sources.unicode_forms import stem_to_nfc
 from embedder.storage.object_stores import is_remote
-from embedder.storage.printable import is_text, readable
+from embedder.storage.printable import is_text, printable, readable
 
 NUM_READERS, READ_AT_ONCE = 16, 512  # of `.json` files whose values are columns
 
@@ -46,7 +47,7 @@ def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing
     entries = found.entries if found.is_folder else _with_sidecars(found)
     if found.is_named and not is_remote(path):
         _check_named(path)
-    groups = (list(group) for _, group in groupby(entries, key=lambda entry: stem_of(entry.name)))
+    groups = _group_by_stem(entries)
     is_asked = found.is_named or (not found.is_folder and path.lower().endswith(SIDECAR_SUFFIXES))
     if found.is_named:
         pairs = chain.from_iterable(pair_captions(group, found) for group in groups)
@@ -56,6 +57,21 @@ def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing
         return Listing(tables_of_rows(row for row, _ in pairs), unique_ids=True)
     rows = _with_values(pairs, selection.captions.columns)
     return list_with_values(rows, selection.captions.columns, unique_ids=True)
+
+
+def _group_by_stem(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
+    """Group files with their captions.
+
+    A caption whose stem is a file's but for its Unicode form (NFC, NFD) belongs to it, where exactly one is meant: the
+    file has no caption of its own form, and there is no third spelling.
+    """
+    for _, each in groupby(entries, key=lambda entry: stem_to_nfc(stem_of(entry.name))):
+        group = list(each)
+        forms = [list(same) for _, same in groupby(group, key=lambda entry: stem_of(entry.name))]
+        are_captions = [{_is_sidecar(entry.name) for entry in form} for form in forms]
+        if len(forms) == 2 and {False} in are_captions and {True} in are_captions:
+            forms = [group]
+        yield from forms
 
 
 def _check_named(path: str) -> None:
@@ -181,20 +197,26 @@ def _row(entry: Entry, found: GlobMatches, caption: Entry | None) -> Row:
     if caption:
         modified = f"{modified}|{caption.modified}"  # a changed caption changes the item
     caption_uri = found.uri(caption) if caption and not entry.error_type else None
-    return Row(entry.name, uri, entry.size_bytes, modified, None, caption_uri, entry.error_type, entry.error)
+    item_id = entry.name
+    if entry.error_type == "OddKey" and (item_id := printable(entry.name)) != entry.name:
+        item_id, uri = f"{item_id}#key-{_digest(entry.name)}", printable(uri)
+    return Row(item_id, uri, entry.size_bytes, modified, None, caption_uri, entry.error_type, entry.error)
 
 
 def _bad_name_row(entry: Entry, uri: str) -> Row:
-    # The hash separates the id from that of any other name that reads the same.
-    digest = blake2b(os.fsencode(entry.name), digest_size=4).hexdigest()
     return Row(
-        f"{readable(entry.name)}#name-not-utf8-{digest}",
+        f"{readable(entry.name)}#name-not-utf8-{_digest(entry.name)}",
         readable(uri),
         entry.size_bytes,
         entry.modified,
         error_type="NameNotUtf8",
         error="the file's name or folder is not valid UTF-8; rename it",
     )
+
+
+def _digest(name: str) -> str:
+    """Return a hash that separates an escaped name from any other that reads the same."""
+    return blake2b(os.fsencode(name), digest_size=4).hexdigest()
 
 
 def _is_sidecar(name: str) -> bool:

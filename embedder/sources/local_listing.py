@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from embedder.errors import SourceError
 from embedder.sources.listing_schema import file_version
+from embedder.sources.unicode_forms import stem_to_nfc
 
 SIDECAR_SUFFIXES = (".txt", ".json")
 SkipsFolder = Callable[[str], bool]
@@ -56,6 +57,8 @@ def stem_of(name: str) -> str:
 
 def _stem_first(name: str) -> str:
     stem = stem_of(name)
+    if not stem.isascii():
+        return f"{stem_to_nfc(stem)}\0{stem}\0{name[len(stem) :]}"
     return f"{stem}\0{name[len(stem) :]}"  # no name holds a NUL, so all suffixes of one stem stay together
 
 

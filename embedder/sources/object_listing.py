@@ -14,9 +14,12 @@ from embedder.sources.local_listing import Entry
 from embedder.sources.read_ahead import NUM_AHEAD, Begin, read_ahead
 from embedder.sources.sorted_tables import SortedTables
 from embedder.sources.source_errors import FetchError
+from embedder.sources.unicode_forms import to_nfc
 from embedder.sources.uris import looks_like_part
 from embedder.storage.object_ranges import AHEAD_BYTES, ObjectRanges, object_version
 from embedder.storage.object_stores import ObjectStoreError, bucket_store, named_errors, split_place
+from embedder.storage.printable import printable
+from embedder.storage.s3_listing import SCHEMA, list_folders, list_tables, odd_key_problem
 from embedder.store.schema import MARKS
 
 PAGE_NAMES = 1000  # listed by one request
@@ -47,55 +50,67 @@ def find_object(uri: str) -> Entry | None:
 
 def stream_names(uri: str) -> Iterator[str]:
     """Yield the names below a folder, relative to it, as the store sends them: one page per request."""
-    store, key = _locate(uri)
+    store, root, key = _locate_root(uri)
     with _named_errors(uri):
-        for page in store.list(key or None, chunk_size=1000):
-            yield from (_relative(meta["path"], key) for meta in page)
+        for page in list_tables(store, root, key, PAGE_NAMES):
+            yield from (_relative(path, key) for path in page["path"].to_pylist())
 
 
 def walk_objects(uri: str) -> Iterator[Entry]:
     """Yield every object below a folder, with objects of one stem next to each other.
 
-    Folders of many objects are listed in parallel. Up to 64 MiB of names are in memory; more are on disk, at about 100
-    bytes per object. Raises a FetchError if the bucket can't be listed.
+    Objects whose keys obstore can't name are rejects. Folders of many objects are listed in parallel. Up to 64 MiB of
+    names are in memory; more are on disk, at about 100 bytes per object. Raises a FetchError if a bucket can't be
+    listed.
     """
-    store, key = _locate(uri)
+    store, root, key = _locate_root(uri)
     marks = _Marks(key)
     with _named_errors(uri):
-        pages = (marks.note(_with_names(page)) for page in read_ahead(_folders_to_list(store, key)))
+        pages = (marks.note(_with_names(page)) for page in read_ahead(_folders_to_list(store, root, key)))
         names = SortedTables(pages, ("stem", "path"))
     marks.look(names)
-    for piece in names.pieces():
-        yield from _entries(marks.without_stores(piece), key, uri, marks.folders)
+    entries = (_entries(marks.without_stores(piece), key, uri, marks.folders) for piece in names.pieces())
+    yield from _leave_out_repeated(chain.from_iterable(entries))
+
+
+def _leave_out_repeated(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Leave out what was listed twice; of two keys that obstore reads as one (`a` and `a/`), the second is a reject."""
+    name, versions = None, set[str]()
+    for entry in entries:
+        if entry.name != name:
+            name, versions = entry.name, {entry.modified}
+            yield entry
+        elif entry.modified not in versions:
+            versions.add(entry.modified)
+            yield _odd_entry(f"{name}/", entry.size_bytes, entry.modified, "differs from another by an outer / alone")
 
 
 def _with_names(page: pa.Table) -> pa.Table:
-    table = page.select(["path", "size", "e_tag", "last_modified"])
-    return table.append_column("stem", pc.replace_substring_regex(table["path"], r"\.[^./]*$", ""))
+    stems = pc.replace_substring_regex(page["path"], r"\.[^./]*$", "")
+    return page.append_column("stem", to_nfc(stems))
 
 
-def _folders_to_list(store: Any, key: str) -> Iterator[Begin[pa.Table]]:
+def _folders_to_list(store: Any, root: str, key: str) -> Iterator[Begin[pa.Table]]:
     """Find folders worth listing in parallel; each is listed by pages, one request after the other.
 
     A folder is split if its first page shows few folders, none of them small, and few objects next to them; its parts
     are split further by the same rule.
     """
-    pages = iter(store.list(key or None, chunk_size=PAGE_NAMES, return_arrow=True))
+    pages = list_tables(store, root, key, PAGE_NAMES)
     first = next(pages, None)
     if first is None:
         return
-    first = pa.table(first)
-    if not _is_worth_parts(first["path"].to_pylist(), key):
-        yield partial(_tables, chain([first], pages))
+    found = list_folders(store, key) if _is_worth_parts(first["path"].to_pylist(), key) else None
+    if found is None:
+        yield partial(_chain_tables, first, pages)
         return
-    found = store.list_with_delimiter(key or None, return_arrow=True)
-    yield partial(_tables, [found["objects"]])
-    folders = found["common_prefixes"]
+    objects, folders = found
+    yield partial(_chain_tables, objects, ())
     for folder in folders:
         if len(folders) < NUM_AHEAD:
-            yield from _folders_to_list(store, folder)
+            yield from _folders_to_list(store, root, folder)
         else:
-            yield partial(_check_complete, store, folder)
+            yield partial(list_tables, store, root, folder, CHUNK_NAMES)
 
 
 def _is_worth_parts(names: Sequence[str], key: str) -> bool:
@@ -105,12 +120,9 @@ def _is_worth_parts(names: Sequence[str], key: str) -> bool:
     return len(names) >= PAGE_NAMES and 2 * folders.total() > len(names) and len(folders) <= MAX_FOLDERS
 
 
-def _check_complete(store: Any, folder: str) -> Generator[pa.Table]:
-    yield from _tables(store.list(folder, chunk_size=CHUNK_NAMES, return_arrow=True))
-
-
-def _tables(pages: Iterable[Any]) -> Generator[pa.Table]:
-    yield from map(pa.table, pages)
+def _chain_tables(first: pa.Table, others: Iterable[pa.Table]) -> Generator[pa.Table]:
+    yield first
+    yield from others
 
 
 class _Marks:
@@ -153,8 +165,7 @@ class _Marks:
 
 
 def _entries(names: pa.Table, key: str, uri: str, folders: set[str]) -> Iterator[Entry]:
-    columns = (names[name].to_pylist() for name in ("path", "size", "e_tag", "last_modified"))
-    for path, size, etag, moment in zip(*columns, strict=True):
+    for path, size, etag, moment in zip(*(names[name].to_pylist() for name in SCHEMA.names), strict=True):
         if size == 0 and path in folders:
             continue  # the empty object by which consoles show a folder
         name = _relative(path, key)
@@ -165,7 +176,12 @@ def _entry(name: str, uri: str, size: int, version: str) -> Entry:
     if looks_like_part(uri):
         message = "the name ends like a reference into a tar or a table; rename the object"
         return Entry(name, size, version, "AmbiguousName", message)
-    return Entry(name, size, version)
+    problem = odd_key_problem(uri.split("/", 3)[-1])
+    return _odd_entry(name, size, version, problem) if problem else Entry(name, size, version)
+
+
+def _odd_entry(name: str, size: int | None, version: str, problem: str) -> Entry:
+    return Entry(name, size, version, "OddKey", f"the key '{printable(name)}' {problem}; rename the object")
 
 
 def _folders(paths: pa.ChunkedArray) -> set[str]:
@@ -184,9 +200,14 @@ def _relative(path: str, key: str) -> str:
 
 
 def _locate(uri: str) -> tuple[Any, str]:
+    store, _, key = _locate_root(uri)
+    return store, key
+
+
+def _locate_root(uri: str) -> tuple[Any, str, str]:
     with _named_errors(uri):
         root, key = split_place(uri)
-        return bucket_store(root), key
+        return bucket_store(root), root, key
 
 
 @contextmanager

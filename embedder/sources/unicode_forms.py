@@ -28,3 +28,11 @@ def find_unicode_twin(path: str) -> str | None:
             return None
         twin /= found[0]
     return str(twin)
+
+
+def stem_to_nfc(stem: str) -> str:
+    """Return a path with its last part in NFC: equal for the stems in one folder that people can't tell apart."""
+    if stem.isascii():
+        return stem
+    folder, slash, name = stem.rpartition("/")
+    return f"{folder}{slash}{normalize('NFC', name)}"

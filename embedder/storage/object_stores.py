@@ -65,7 +65,7 @@ class ObjectStoreError(Exception):
 
     Attributes:
         kind: `FileNotFound`, `NoBucket`, `PermissionDenied`, `NoCredentials`, `WrongRegion`, `Changed`, `BadUri`,
-            `RequestRefused` or `NetworkError`.
+            `OddKey`, `RequestRefused` or `NetworkError`.
         message: one line without secrets: the place, the finding, the rule or the remedy.
         transient: whether the same request may succeed later.
     """

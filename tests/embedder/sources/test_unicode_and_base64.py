@@ -49,6 +49,38 @@ def test_twins_keep_their_own_row_and_file(tmp_path, make_files, list_items):
     assert [rows[form("é.jpg")]["size_bytes"] for form in (composed, decomposed)] == [1, 2]
 
 
+@pytest.mark.parametrize("of_image", [composed, decomposed])
+def test_a_caption_file_in_the_other_unicode_form_belongs_to_its_image(make_files, list_items, of_image):
+    of_caption = decomposed if of_image is composed else composed
+    captions = {of_caption(name.replace(".jpg", ".txt")): "text" for name in NAMES}
+    between = {"cafe.jpg": b"x", "cafz.jpg": b"x", "caféa.jpg": b"x", "Z.jpg": b"x"}
+    folder = make_files({of_image(name): b"x" for name in NAMES} | captions | between)
+    rows = list_items(folder)
+    assert set(rows) == {*map(of_image, NAMES), *between}
+    found = {name: row["caption_uri"] and row["caption_uri"].rpartition("/")[2] for name, row in rows.items()}
+    expected = {of_image(name): of_caption(name.replace(".jpg", ".txt")) for name in NAMES}
+    assert found == expected | dict.fromkeys(between)
+
+
+def test_a_caption_file_belongs_to_none_where_two_are_meant(make_files, list_items):
+    ohm, composed_e, decomposed_e = "\u2126", composed("é"), decomposed("é")
+    files = {f"a/{composed_e}.jpg": b"1", f"a/{decomposed_e}.jpg": b"2", f"a/{decomposed_e}.txt": "own"}
+    files |= {f"b/{composed_e}.jpg": b"1", f"b/{composed_e}.txt": "own", f"b/{decomposed_e}.txt": "no one's"}
+    files |= {f"c/{ohm}.jpg": b"1", "c/\u03a9.txt": "of the Greek letter, equal in NFC"}
+    files |= {f"d{composed_e}/x.jpg": b"1", f"d{decomposed_e}/x.txt": "another folder's"}
+    rows = list_items(make_files(files))
+    captions = {name: row["caption_uri"] and row["caption_uri"].rpartition("/root/")[2] for name, row in rows.items()}
+    assert captions == {
+        f"a/{composed_e}.jpg": None,
+        f"a/{decomposed_e}.jpg": f"a/{decomposed_e}.txt",
+        f"b/{composed_e}.jpg": f"b/{composed_e}.txt",
+        f"c/{ohm}.jpg": "c/\u03a9.txt",
+        f"d{composed_e}/x.jpg": None,
+        f"b/{decomposed_e}.txt": None,
+        f"d{decomposed_e}/x.txt": None,
+    }, "a caption file of no image is an item of its own here"
+
+
 @pytest.mark.parametrize("in_folder", [composed, decomposed])
 def test_a_tables_path_finds_the_file_in_the_other_unicode_form(make_files, list_items, in_folder):
     in_table = decomposed if in_folder is composed else composed
