@@ -130,11 +130,18 @@ class Meter:
 
         Returns the first that reaches it, at most twice the effort, else the one with the highest recall.
         """
-        points = [self.point(ground_truth, chosen.parameters)]
-        for factor in _RAISED if chosen.recall_at_10 >= target else ():
-            if points[-1].recall_at_10 >= target:
+        first = self.point(ground_truth, chosen.parameters)
+        return self.raise_effort(first, ground_truth, target) if chosen.recall_at_10 >= target else first
+
+    def raise_effort(self, first: Point, ground_truth: GroundTruth, target: float) -> Point:
+        """Measure up to twice the effort of a point until the target is reached; else return the highest recall."""
+        points = [first]
+        for factor in _RAISED:
+            if points[-1].recall_at_10 >= target or points[-1].latency_ms > self.limit_ms:
                 break
-            raised = {name: math.ceil(factor * value) for name, value in chosen.parameters.items()}
+            raised = {name: math.ceil(factor * value) for name, value in first.parameters.items()}
+            if raised == points[-1].parameters:
+                break
             points.append(self.point(ground_truth, raised))
         return points[-1] if points[-1].recall_at_10 >= target else max(points, key=lambda point: point.recall_at_10)
 

@@ -90,8 +90,8 @@ def judge(
             return "; ".join(broken)
         if chosen.design == "Flat":
             return "not exact"
-        is_larger = trial.expected_bytes > chosen.expected_bytes
-        return "larger" if constraints.latency_ms is not None and is_larger else "slower"
+        is_slower = constraints.latency_ms is None and trial.expected_latency_ms > chosen.expected_latency_ms
+        return "larger" if trial.expected_bytes > chosen.expected_bytes and not is_slower else "slower"
 
     return [
         trial.model_copy(update={"verdict": verdict(trial), "is_efficient": not _is_beaten(trial, trials)})

@@ -197,8 +197,12 @@ def _measure(meter: Meter, ground_truths: GroundTruths, before: Manifest) -> Tun
     point = meter.point(ground_truths.judged, before.parameters)
     curve = [point]
     if point.recall_at_10 < wanted - CHANCE:
-        curve, point = meter.tune(ground_truths.asked, wanted)
-        point = meter.judge(point, ground_truths.judged, wanted)
+        curve, tuned = meter.tune(ground_truths.asked, wanted)
+        found = [
+            meter.judge(tuned, ground_truths.judged, wanted),
+            meter.raise_effort(point, ground_truths.judged, wanted),
+        ]
+        point = max(found, key=lambda each: (min(each.recall_at_10, wanted), -each.latency_ms))
     if point.recall_at_10 < min(before.built_recall_at_10 - MAX_RECALL_LOSS, wanted - CHANCE):
         raise RebuildNeededError(
             f"recall@10 would be {point.recall_at_10:.3f}, and was {before.built_recall_at_10:.3f} when it was built"

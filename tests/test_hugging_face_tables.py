@@ -58,7 +58,7 @@ def test_two_commands_lead_to_a_search(commands, dataset):
     assert all(re.fullmatch(r"[0-9a-f]{32}", row["item_id"]) for row in rows)
     assert len(store.search("a red heart", k=3).thumbnails()) == 3
     ended = run_here(*embed, "--engine", "local")
-    assert "nothing to do: 12 items unchanged" in ended.stdout
+    assert "nothing to do: 0 new or changed, 12 items unchanged" in ended.stdout
 
 
 def test_without_columns_the_first_command_answers_with_those_of_the_page(commands, dataset):

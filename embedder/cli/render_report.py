@@ -20,7 +20,7 @@ def report_parts(report: Report) -> list[RenderableType]:
         return [report.outcome]
     if report.run_id is None:
         unchanged = plural(report.num_unchanged, "item")
-        return [f"{report.outcome}: {unchanged} unchanged; {_seconds(report.wall_s)} in all"]
+        return [f"{report.outcome}: 0 new or changed, {unchanged} unchanged; {_seconds(report.wall_s)} in all"]
     embedded = report.num_items - report.num_rejected - report.num_taken_over
     summary = (
         f"{plural(embedded, 'item')} embedded, {report.num_rejected:,} rejected; "
@@ -267,4 +267,5 @@ def _check_lines(report: Report) -> list[str]:
     if not report.num_differing:
         return [f"{checked}: all equal"]
     shown = ", ".join(printable(item_id, MAX_ID_CHARACTERS) for item_id in report.differing[:MAX_SHOWN])
-    return [f"{checked}: {report.num_differing:,} differed and were embedded anew: {shown}"]
+    differing = f"{report.num_differing:,} differed or could not be read"
+    return [f"{checked}: {differing} (embedded anew, or in `embedder rejects`): {shown}"]

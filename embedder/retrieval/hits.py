@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from embedder.installation import InstallationError
 from embedder.media.media_errors import DecodeError
+from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.hit import THUMBNAIL, Hit, Pixels, decode_hits, describe
 from embedder.retrieval.queries import DEFAULT_OPTIONS, QueryBatch, QueryParts, SearchOptions, read_search
-from embedder.retrieval.rerank import check_reranker, rerank_hits
+from embedder.retrieval.rerank import SQUARE, check_reranker, needs_images, rerank_hits
 from embedder.storage.output_file import check_output_file
 from embedder.storage.printable import printable
 
@@ -69,7 +70,15 @@ class Hits(list[Hit]):
 
     def thumbnails(self) -> list[Pixels | None]:
         """Return the image of each hit, or the middle frame of its segment; uint8 (160, 160, 3), None if it is gone."""
-        return [None if isinstance(pixels, Exception) else pixels for pixels in decode_hits(self, THUMBNAIL)]
+        return self.decode(THUMBNAIL)
+
+    def decode(self, resize: ResizeSpec, num_hits: int | None = None) -> list[Pixels | None]:
+        """Return the pixels of the first hits (None: of all), uint8 (H, W, 3); None for an image that is gone."""
+        return [None if isinstance(pixels, Exception) else pixels for pixels in decode_hits(self[:num_hits], resize)]
+
+    def cut(self, num_hits: int) -> None:
+        """Keep the first hits."""
+        del self[num_hits:]
 
     def save_sheet(self, path: str | Path, title: str = "") -> None:
         """Write a contact sheet: the image that was searched with, then each hit with score, caption and time.
@@ -271,7 +280,9 @@ class Searchable(ABC, Generic[H]):
         for parts, hits in zip(queries.parts, answers, strict=True):
             hits.parts, hits.query = parts, parts.name
             if reranker is not None:
-                hits[:] = rerank_hits(hits, parts.text, reranker, rerank)[: options.k]
+                pixels = hits.decode(SQUARE, rerank) if needs_images(reranker) else None
+                hits[:] = rerank_hits(hits, parts.text, reranker, rerank, pixels)
+                hits.cut(options.k)
         return answers[0] if queries.is_single else Answers(answers)
 
     @abstractmethod

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -13,6 +14,7 @@ import numpy as np
 from embedder.errors import ConfigError, StoreError, check_argument
 from embedder.media.given_inputs import image_list, text_list
 from embedder.media.media_errors import DecodeError
+from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Duplicate, Hit, Pixels, Segment
 from embedder.retrieval.hits import Hits, Searchable
@@ -120,25 +122,31 @@ class RemoteHits(Hits):
         self.asked: dict[str, Any] = {}
         self.options = SearchOptions()
 
-    def thumbnails(self) -> list[Pixels | None]:
-        """Return the image of each hit, or the middle frame of its segment; uint8 (160, 160, 3), None if it is gone."""
+    def decode(self, resize: ResizeSpec, num_hits: int | None = None) -> list[Pixels | None]:
+        """Return the pixels of the first hits (None: of all), uint8 (H, W, 3); None for an image that is gone."""
+        fetch = partial(_fetch_image, size_px=resize.image_size)
         with ThreadPoolExecutor(NUM_FETCHING) as threads, SandboxedDecoder() as decoder:
             return [
-                None if content is None else _decode_content(decoder, content)
-                for content in threads.map(_thumbnail, self)
+                None if content is None else _decode_content(decoder, content, resize)
+                for content in threads.map(fetch, self[:num_hits])
             ]
 
+    def cut(self, num_hits: int) -> None:
+        """Keep the first hits; what follows them in another order has no next page."""
+        super().cut(num_hits)
+        self.cursor = None
 
-def _thumbnail(hit: Hit) -> bytes | None:
+
+def _fetch_image(hit: Hit, size_px: int) -> bytes | None:
     try:
-        return hit.image_bytes(THUMBNAIL.image_size) if isinstance(hit, RemoteHit) else None
+        return hit.image_bytes(size_px) if isinstance(hit, RemoteHit) else None
     except FetchError:
         return None
 
 
-def _decode_content(decoder: SandboxedDecoder, content: bytes) -> Pixels | None:
+def _decode_content(decoder: SandboxedDecoder, content: bytes, resize: ResizeSpec) -> Pixels | None:
     try:
-        return decoder.image(content, THUMBNAIL)
+        return decoder.image(content, resize)
     except DecodeError:
         return None
 

@@ -44,8 +44,8 @@ class Dialect:
         }
 
     def is_comment(self, row: Sequence[str], width: int) -> bool:
-        """Return whether a row is a comment, where the header has `width` fields."""
-        return self.has_comments and bool(row) and row[0].startswith("#") and len(row) != width
+        """Return whether a row is a comment, where the header has `width` fields; with commas, it may be a row."""
+        return self.has_comments and len(row) == 1 != width and row[0].startswith("#")
 
 
 def find_dialect(sample: str, *, is_whole: bool, delimiter: str | None = None) -> Dialect:

@@ -19,7 +19,7 @@ from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.column_keys import FILE_AND_ROW, ROW_IDS, format_assignment
 from embedder.sources.columns import is_list
-from embedder.sources.listing_schema import ROW_SCHEMA, Listing, Row, file_version, table_of_rows
+from embedder.sources.listing_schema import ROW_SCHEMA, Listing, Row, file_version, table_of_rows, without_change_time
 from embedder.sources.read_ahead import read_ahead
 from embedder.sources.row_ids import ContentIds
 from embedder.sources.selection import Selection
@@ -231,7 +231,7 @@ def image_row(reference: str, caption: str | None, file: TableFile, folder: str)
         )
         return Row("", reference, None, file.modified, caption, error_type="UnsupportedUri", error=message)
     if is_remote(uri) or is_web(uri):  # a request an item would be too much for a listing; the table's stands in
-        return Row("", uri, None, file.modified, caption)
+        return Row("", uri, None, without_change_time(file.modified), caption)
     size_bytes, modified = _local_state(uri)
     if modified == _MISSING and (twin := find_unicode_twin(uri)):
         uri = twin

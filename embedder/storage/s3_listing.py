@@ -78,6 +78,8 @@ def list_folders(store: Any, folder: str) -> tuple[pa.Table, list[str]] | None:
         found = store.list_with_delimiter(folder or None, return_arrow=True)
     except InvalidPathError:
         return None
+    if "" in found["common_prefixes"]:  # of keys that begin with a slash: listed again, it would never end
+        return None
     return pa.table(found["objects"]).select(SCHEMA.names), found["common_prefixes"]
 
 
@@ -101,8 +103,10 @@ def _list_all(root: str, prefix: str, after: str) -> Iterator[pa.Table]:
             answer = _read_page(connections, signer, query, root)
             yield pa.Table.from_pylist(list(_rows(answer)), SCHEMA)
             token = answer.findtext("{*}NextContinuationToken")
-            if answer.findtext("{*}IsTruncated") != "true" or not token:
+            if answer.findtext("{*}IsTruncated") != "true":
                 return
+            if not token or token == query.get("continuation-token"):
+                raise OSError("the server cut its list of keys off, and doesn't say how it continues")
             query.pop("start-after", None)
             query["continuation-token"] = token
     finally:
@@ -137,6 +141,8 @@ def _read_page(connections: Connections, signer: "_Signer", query: dict[str, str
         if status == 200:
             with suppress(ET.ParseError):
                 return ET.fromstring(text)
+            if "<ListBucketResult" not in text:
+                raise OSError(f"status code 200 without a list of keys: {text[:1000]}")
             raise _explain_odd_key(root, "")  # the server writes control characters into XML
         if status and ((status < 500 and status != 429) or attempt == MAX_RETRIES):
             raise OSError(f"status code {status} {text[:1000]}")

@@ -157,6 +157,8 @@ def _read_modules(root: Path) -> SentenceModel:
     if _kind(first) not in ("Transformer", "CLIPModel"):
         _refuse(root, f"the module {first}", _cure(first, 0))
     kinds = " + ".join(_kind(name) for name in (first, *(name for name, _ in others)))
+    if inner and (root / inner).resolve().parent != root.resolve():  # it is found again from there
+        _refuse(root, f"its checkpoint in {inner}", f"copy that folder to {root / Path(inner).name}, and name it there")
     found = _read_settings(SentenceModel(root, root / inner, uses=((MODULES_FILE, kinds),)))
     found, method = _read_transformer(found, inner, is_clip=_kind(first) == "CLIPModel")
     done = ["Transformer"]
@@ -279,7 +281,7 @@ def _read_transformer(found: SentenceModel, inner: str, *, is_clip: bool) -> tup
 
 
 def _read_settings(found: SentenceModel) -> SentenceModel:
-    """Read prompts as `encode_query` and `encode_document` choose them."""
+    """Read the prompts of queries and captions, by the names that authors give them, else the default one."""
     path = found.root / SETTINGS_FILE
     if not path.is_file():
         return found

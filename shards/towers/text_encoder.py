@@ -215,7 +215,9 @@ def _pool(kind: TokenPooling, x_RTD: torch.Tensor, layout: Any) -> torch.Tensor:
     if kind == "cls":
         return x_RTD[:, 0]
     if kind == "last":
-        return x_RTD[torch.arange(len(x_RTD), device=x_RTD.device), layout.num_tokens - 1]
+        return x_RTD[
+            torch.arange(x_RTD.shape[0], device=x_RTD.device), layout.num_tokens - 1
+        ]  # len() is traced as a number
     is_token: torch.Tensor = layout.is_token[:, :, None]
     if kind == "max":
         return x_RTD.masked_fill(~is_token, -torch.inf).amax(1)

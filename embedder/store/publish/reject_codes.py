@@ -41,7 +41,7 @@ _BY_CODE = {
         RejectKind("bad_address", "a name or address that can't be opened as it is", False,
                    "rename the file, or correct the row",
                    ("NameNotUtf8", "AmbiguousName", "UnsafeName", "BadUri", "BadAddress", "UnknownHost",
-                    "UnsupportedUri", "TooManyRedirects")),
+                    "UnsupportedUri", "TooManyRedirects", "OddKey")),
         RejectKind("bad_id", "an id that is empty, or that another item has", False,
                    "give each row an id of its own", ("NullId", "DuplicateId", "NotHashed")),
         RejectKind("not_a_file", "a folder, pipe or device", False, "put a regular file there, or exclude it",

@@ -53,7 +53,7 @@ def test_what_commands_on_a_store_say(embedded):
     number, config, store, _ = embedded
     items, vectors = {1: ("1 item", "1 vector"), 2: ("2 items", "2 vectors")}[number]
     expected = {
-        ("refresh", config): f"nothing to do: {number + 1} items unchanged; ",
+        ("refresh", config): f"nothing to do: 0 new or changed, {number + 1} items unchanged; ",
         ("refresh", config, "--dry-run"): "0 items now, 0 left for later; at most 0 bytes of part files rewritten; ",
         ("vacuum", "--store", store, "--dry-run"): "1 publication stays readable: ",
         ("compact", "--store", store): "items: 1 part file -> 1, 0 bytes written anew",

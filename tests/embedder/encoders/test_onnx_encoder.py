@@ -43,6 +43,8 @@ VARIANTS = [
     tiny(AlbertTower, pool="cls"),
     tiny(RobertaTower, pool="mean", pad_token_id=1),
     tiny(DistilBertTower, pool="cls"),
+    tiny(AlbertTower, pool="last"),
+    tiny(RobertaTower, pool=("max", "last", "weighted_mean", "mean_sqrt_len"), pad_token_id=1),
     tiny(ModernBertTower, local_attention=6, pool="cls"),
     tiny(ModernBertTower, local_attention=40, global_attn_every_n_layers=2, pool="mean"),
     tiny(ClipTextTower, hidden_act="gelu"),
@@ -58,6 +60,7 @@ VARIANTS = [
     tiny(NaFlexTower, pos_embed="none"),
 ]
 PROJECTIONS = [{}, {"text_projection": "mlp", "vision_projection": "mlp"}, {"projection_bias": True}]
+PROJECTIONS += [{"text_projection": name} for name in ("tanh", "relu", "gelu")]
 
 
 def config_of(tower, **top):
@@ -141,7 +144,7 @@ def test_every_family_encodes_as_torch_does(tower, tmp_path):
     )
 
 
-@pytest.mark.parametrize("top", PROJECTIONS, ids=lambda top: "-".join(top) or "linear")
+@pytest.mark.parametrize("top", PROJECTIONS, ids=lambda top: "-".join(map(str, top.values())) or "linear")
 def test_projections_are_inside(top, tmp_path):
     for tower in (tiny(AlbertTower), tiny(VitTower)):
         folder = save_random_model(config_of(tower, **top), tmp_path / tower.family)

@@ -1,12 +1,16 @@
 """Keys of a bucket that obstore can't name: each is a reject that names it, and its neighbours are embedded."""
 
+import io
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
 import boto3
+import pyarrow as pa
 import pytest
 import samples
 from bucket_server import KEY, SECRET
 from embedding_runs import embedded
+from pyarrow import parquet
 from refresh_runs import refreshed
 
 import embedder
@@ -66,7 +70,7 @@ def is_named(name, rejects):
     return any(item.partition("#key-")[0] == printable(name) for item in rejects)
 
 
-def test_among_300_hostile_keys_the_good_are_embedded_and_each_other_is_told(make_run, bucket, put):
+def test_among_300_hostile_keys_the_good_are_embedded_and_each_other_is_named(make_run, bucket, put):
     good, odd = hostile_names(260, 40)
     put({f"pics/{name}": samples.image_bytes(n) for n, name in enumerate([*good, *odd])})
     put({"pics/": b"", "pics/folder/": b"", "pics/folder/in.png": samples.image_bytes(999), "pics/odd//": b""})
@@ -89,6 +93,49 @@ def test_among_300_hostile_keys_the_good_are_embedded_and_each_other_is_told(mak
     excluded = make_run([source[0] | {"exclude": patterns}], max_reject_fraction=1)
     assert {row["error_type"] for row in listed(bucket, exclude=patterns)} == {None}
     assert refreshed(excluded, forced=("retire",))[0].num_retired == 41
+
+
+IN_A_FOLDER = (
+    "tab\t.png", "new\nline.png", "bell\x07.png", "per%20cent%2Fslash.png", "back\\slash.png", "co:lon.png",
+    " leading.png", "..hidden.png", "...png", "a#b?c.png", "quote'\".png", "l" * 240 + ".png", "e\u0301.png",
+    "$VAR.png", "\u202ertl.png", "*star.png", "-dash.png", "~tilde.png", "trailing .png", "sub dir/..x/ y/z.png",
+)  # fmt: skip
+IN_A_TAR = {
+    "a//double.png": True, "./dot.png": True, "tab\t.png": True, "%2e%2e/enc.png": True, "l" * 300 + ".png": True,
+    "plain.png": True, "new\nline.png": True, "b/../up.png": False, "/absolute.png": False, "../../escape.png": False,
+}  # fmt: skip
+
+
+def test_hostile_names_in_a_folder_and_in_a_table_are_embedded(make_run, tmp_path):
+    folder = tmp_path / "names"
+    for number, name in enumerate(IN_A_FOLDER):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(samples.image_bytes(number))
+    config = make_run([{"path": str(folder)}])
+    report, rows = embedded(config)
+    assert {item for item, _ in rows} == set(IN_A_FOLDER)
+    assert report.num_rejected == 0
+    assert refreshed(config)[0].outcome == "nothing to do"
+    table = tmp_path / "names.parquet"
+    parquet.write_table(pa.table({"photo": [str(folder / name) for name in IN_A_FOLDER]}), table)
+    columns = {"id": "photo", "image": "photo"}
+    _, rows = embedded(make_run([{"path": str(table), "columns": columns}], store=str(tmp_path / "of_table")))
+    assert {item for item, _ in rows} == {str(folder / name) for name in IN_A_FOLDER}
+
+
+def test_hostile_names_in_a_tar_are_embedded_or_rejects_that_name_them(make_run, tmp_path):
+    with tarfile.open(tmp_path / "names.tar", "w") as tar:
+        for number, name in enumerate(IN_A_TAR):
+            content = samples.image_bytes(number)
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    config = make_run([{"path": str(tmp_path / "names.tar")}], max_reject_fraction=1)
+    report, rows = embedded(config)
+    assert (len(rows), report.num_rejected) == (sum(IN_A_TAR.values()), len(IN_A_TAR) - sum(IN_A_TAR.values()))
+    rejects = {row["item_id"] for row in embedder.open_store(str(config.store)).rejects().to_pylist()}
+    assert rejects == {f"names/{name}" for name, is_good in IN_A_TAR.items() if not is_good}
+    assert refreshed(config)[0].outcome == "nothing to do"
 
 
 def test_a_listing_is_the_same_before_and_after_an_odd_key_came(bucket, put):
@@ -114,6 +161,15 @@ def test_an_odd_folder_among_full_ones_does_not_stop_a_parallel_listing(bucket, 
     rows = listed(bucket)
     assert sorted(row["item_id"] for row in rows if row["error_type"] is None) == names
     assert sum(row["error_type"] == "OddKey" for row in rows) == 3
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_keys_that_begin_with_a_slash_end_no_listing(bucket, put, monkeypatch, others):
+    monkeypatch.setattr(object_listing, "PAGE_NAMES", 20)
+    names = [f"/x/{number:04d}.jpg" for number in range(40)] + [f"y/{number}.jpg" for number in range(others)]
+    put(dict.fromkeys(names, b"x"))
+    found = [row for table in list_sources([embedder.config.SourceConfig(path=bucket)]) for row in table.to_pylist()]
+    assert len(found) == len(names)
 
 
 def test_the_root_of_a_bucket_is_listed_past_an_odd_key(bucket, put):

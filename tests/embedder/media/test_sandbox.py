@@ -59,12 +59,13 @@ def header_bombs(encode_image):
     yield "WEBP", bytes(webp)
 
 
-def test_without_files_in_memory_pictures_pass_through_the_temporary_folder(monkeypatch, png):
+def test_without_files_in_memory_pictures_pass_through_the_temporary_folder(monkeypatch, tmp_path, png):
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.delattr(os, "preadv")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with SandboxedDecoder(DecodeLimits()) as decoder:
         assert is_orange(decoder.image(png, FIT))
-    assert list(Path(tempfile.gettempdir()).glob("embedder-*")) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("platform", ["darwin", "linux"])

@@ -4,6 +4,7 @@ import csv
 import pickle
 import threading
 from dataclasses import asdict
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -62,6 +63,27 @@ def check_equal(found, wanted):
             check_equal(*pair)
     else:
         assert found == (pytest.approx(wanted, abs=1e-6) if isinstance(wanted, float) else wanted)
+
+
+class Brightness(embedder.Stage):
+    columns_in = ("query", "image")
+    columns_out: ClassVar = {"score": "float32"}
+
+    def process(self, rows):
+        return {"score": [np.frombuffer(image["pixels"], np.uint8).mean() for image in rows["image"].to_pylist()]}
+
+
+def test_a_second_model_orders_the_hits_of_a_service_by_their_images(local, folder):
+    """The service hides where the images are; the order is that of the store in this process, and hits stay whole."""
+    with running(folder / "store") as url, embedder.connect(url) as hiding:
+        hits = hiding.search("a red car", k=4, rerank=8, reranker=Brightness())
+        wanted = local.search("a red car", k=4, rerank=8, reranker=Brightness())
+        assert [hit.item_id for hit in hits] == [hit.item_id for hit in wanted]
+        assert [hit.rerank_score for hit in hits] == pytest.approx([hit.rerank_score for hit in wanted], abs=2)
+        assert None not in [hit.rerank_score for hit in hits]
+        assert np.asarray(hits[0].image()).shape == (512, 512, 3)
+        assert wanted[0].embedded is not None
+        assert hiding.more(hits) == []
 
 
 IMAGE, OTHER = samples.image_bytes(1), samples.image_bytes(2, "JPEG")
