@@ -276,7 +276,8 @@ class Searchable(ABC, Generic[H]):
         """
         queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
         check_reranker(reranker, rerank)
-        answers = self._answer(queries, replace(options, k=max(options.k, rerank)))
+        wanted = options if reranker is None else replace(options, k=max(options.k, rerank))
+        answers = self._answer(queries, wanted)
         for parts, hits in zip(queries.parts, answers, strict=True):
             hits.parts, hits.query = parts, parts.name
             if reranker is not None:
