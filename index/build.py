@@ -18,7 +18,7 @@ from index.design_trials import Projections
 from index.designs import Design, parse_design
 from index.disk_files import remove_files
 from index.disk_index import DiskIndex
-from index.held_out_queries import CAPTIONS, SAMPLING_SEED, SplitQueries, sampled_queries, split_queries
+from index.held_out_queries import CAPTIONS, SplitQueries, sampled_queries, split_queries
 from index.ids import check_ids
 from index.index_errors import ConstraintsMissedError
 from index.manifest import DesignTrial, Manifest
@@ -34,7 +34,6 @@ Fill = Callable[[Design, VectorTable, Floats | None], faiss.Index]
 
 _SPOOL_NAME = "vectors.f32"
 _NUM_IMAGE_QUERIES = 100
-_NUM_MEASURED = 4096  # vectors of the table that tell where its moments lie
 _MAX_BUILT = 3  # designs built on the whole table before exact search, or the nearest of them again
 
 
@@ -89,7 +88,7 @@ def build_index(
             table = collect_vectors(vectors, spool)
         ids = check_ids(ids, table.num_vectors)
         split = split_queries(table, queries, query_kind)
-        projections = Projections(split.learned, table.take(table.sample(_NUM_MEASURED, SAMPLING_SEED)))
+        projections = Projections(split.learned, table)
         search = DesignSearch(table, split.tuned, projections, kind, constraints, measure_all)
         with timer.step("exact answers"):
             ground_truths = _find_ground_truths(table, split)

@@ -137,7 +137,7 @@ def _candidates(
 ) -> list[Design]:
     """List the designs to measure, exact search first; only those that can fit, on disk only if memory is short."""
     size, limit = (table.num_vectors, table.dim), constraints.memory_bytes
-    designs = [*projections.candidates(*size)]
+    designs = [*projections.candidates()]
     if limit is None:
         return designs
     if not measure_all:  # exact search is measured anyway, for comparison

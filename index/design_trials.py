@@ -26,7 +26,7 @@ from index import disk_build, faiss_build
 from index.autotune import Meter
 from index.designs import Design, Kind, candidate_designs, count_lists, count_part_lists
 from index.disk_index import DiskIndex
-from index.held_out_queries import RecallQueries, sampled_queries
+from index.held_out_queries import SAMPLING_SEED, RecallQueries, sampled_queries
 from index.index_errors import RetrievalError
 from index.manifest import DesignTrial, Point
 from index.recall import find_ground_truth
@@ -50,6 +50,7 @@ _KEPT_SHARES = (0.9, 0.98, 0.9995)
 _WIDTH_STEP = 16  # AVX-512 compares 16 floats at a time
 # Above this share of E, a projection saves too little to be worth its error.
 _MAX_WIDTH_SHARE = 0.6
+_NUM_MEASURED = 4096  # vectors of the table that tell which of their numbers carry the most
 _QUERIES_PER_DIRECTION = 4  # minimum to estimate a direction
 
 LOG = logging.getLogger(__name__)
@@ -85,29 +86,30 @@ def _useful_widths(strengths: Any) -> tuple[int, ...]:
 class Projections:
     """Projections of designs onto what queries ask for, learned from queries (L, E), which may be empty.
 
-    Without enough of them, vectors of the table (N, E) tell whether their first numbers carry the most (Matryoshka).
+    Without enough of them, vectors of the table tell whether their first numbers carry the most (Matryoshka).
     """
 
-    def __init__(self, learned: Floats, vectors: Floats) -> None:
-        self.learned, self._vectors = learned, vectors
+    def __init__(self, learned: Floats, table: VectorTable) -> None:
+        self.learned, self._table = learned, table
 
     @cached_property
     def _directions(self) -> QueryDirections | None:
         return QueryDirections(self.learned) if len(self.learned) else None
 
-    def candidates(self, num_vectors: int, dim: int) -> tuple[Design, ...]:
-        """List the designs to measure for a table, exact search first."""
+    def candidates(self) -> tuple[Design, ...]:
+        """List the designs to measure for the table, exact search first."""
+        size = self._table.num_vectors, self._table.dim
         widths = self._directions.useful_widths() if self._directions else ()
-        if widths or not len(self._vectors):
-            return candidate_designs(num_vectors, dim, widths)
-        first = _useful_widths(np.square(self._vectors, dtype=np.float64).sum(axis=0))
-        return candidate_designs(num_vectors, dim, first, first=True)
+        if widths:
+            return candidate_designs(*size, widths)
+        sample = self._table.take(self._table.sample(_NUM_MEASURED, SAMPLING_SEED))
+        return candidate_designs(*size, _useful_widths(np.square(sample, dtype=np.float64).sum(axis=0)), first=True)
 
     def of(self, design: Design) -> Floats | None:
         """Compute a design's projection, (width, E), if any; raises a RetrievalError without learning queries."""
         if design.projection is None:
             return None
-        dim = self._vectors.shape[1]
+        dim = self._table.dim
         if design.projection > dim:
             raise RetrievalError(f"index design {design}: vectors have {dim} dimensions; project onto fewer")
         if design.first:

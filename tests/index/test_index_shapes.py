@@ -143,8 +143,8 @@ def test_no_candidate_that_is_built_whole_is_much_faster_than_the_chosen_one(
     monkeypatch.setattr("index.choose.NUM_TRIED", 4000)
     monkeypatch.setattr("index.choose.MIN_TRIED", 4000)
     images, captions = make_shape(name, 12_000, 2200, 48, seed=5)
-    split = split_queries(VectorTable(len(images), 48, images), captions[:2000], "text")
-    designs = Projections(split.learned, images).candidates(len(images), 48)
+    table = VectorTable(len(images), 48, images)
+    designs = Projections(split_queries(table, captions[:2000], "text").learned, table).candidates()
     kinds = ["auto", *(str(design) for design in designs)]
     built = [build(images, queries=captions[:2000], kind=kind, out=tmp_path / kind.replace("/", "_")) for kind in kinds]
     chosen = built[0][1].design
