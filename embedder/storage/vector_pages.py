@@ -96,6 +96,12 @@ def _leaf_paths(schema: pa.Schema) -> tuple[str, ...]:
     return tuple(leaves.column(number).path for number in range(len(leaves)))
 
 
+def is_laid_out(footer: pq.FileMetaData, columns: Collection[str]) -> bool:
+    """Return whether a file has these columns in the layout, by its footer; one that it lacks needs no layout."""
+    there = {footer.schema.column(number).path.partition(".")[0] for number in range(footer.num_columns)}
+    return all(_find_leaf(footer, column) is not None for column in there.intersection(columns))
+
+
 def read_columns(
     file: pq.ParquetFile, source: pa.NativeFile, columns: Collection[str] | None, *, use_threads: bool = True
 ) -> pa.Table:

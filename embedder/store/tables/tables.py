@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedder.errors import StoreError
-from embedder.storage.vector_pages import Floats, Place, VectorColumn
+from embedder.storage.vector_pages import Floats, Place, VectorColumn, is_laid_out
 from embedder.store.files import StoreFiles
 from embedder.store.part_file import PartFile
 from embedder.store.schema import TABLES, with_nulls
@@ -138,15 +138,33 @@ class RecordTable:
         paths = self.paths() if paths is None else paths
         return self.files.stream(lambda path: self._read_vectors(path, column), paths, VECTOR_FILES_AT_ONCE)
 
+    def read_with_vector(self, columns: list[str], vector: str, path: str) -> pa.Table:
+        """Read columns of those rows of one file that have a vector in the column `vector`; StoreError as `read`."""
+        rows = self.read(columns, [path])
+        if not self.may_have_nulls(path, vector):
+            return rows
+        return rows.filter(pa.array(self._read_vectors(path, vector).present))
+
     def _most_vectors(self, path: str, column: str) -> int:
         """Return how many vectors a file can have, by its log; 0 if it is of another version."""
         part = _part(self.name, self._adds[path]) if path in self._adds else None
-        return 0 if part is None else part.num_rows - (part.num_null(column) or 0)
+        return 0 if part is None else max(0, part.num_rows - (part.num_null(column) or 0))
 
     def _read_vectors(self, path: str, column: str, place: Place | None = None) -> VectorColumn:
-        """Read the vectors of all rows of one file."""
+        """Read the vectors of all rows of one file; a footer without rows or the column must agree with the log."""
         with self._named_errors(path):
-            return self.files.read_vectors(f"{self.name}/{path}", column, place)
+            found = self.files.read_vectors(f"{self.name}/{path}", column, place)
+            part = _part(self.name, self._adds[path]) if path in self._adds else None
+            if part is None:
+                return found
+            num_vectors = part.num_rows - (part.num_null(column) or 0)
+            is_lost = num_vectors and part.num_null(column) is not None and not len(found.values)
+            if len(found.present) != part.num_rows or is_lost:
+                raise pa.ArrowInvalid(
+                    f"it has {len(found.values):,} vectors in {len(found.present):,} rows, and the log tells "
+                    f"{num_vectors:,} in {part.num_rows:,}"
+                )
+            return found
 
     def _read_schema(self, columns: list[str] | None) -> pa.Schema:
         """Return the types of columns (None: all) as they are read, including those that an older file lacks."""
@@ -163,7 +181,7 @@ class RecordTable:
     def _named_errors(self, path: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # a column's name may be damaged
             raise StoreError(
                 f"{self.files.uri(self.name)}/{path}: a part file of version {self.version} can't be read ({error}); "
                 "restore the file, or delete its items and embed them again"
@@ -178,6 +196,11 @@ class RecordTable:
         return not statistics or any(
             each is None or not each.has_null_count or each.null_count > 0 for each in statistics
         )
+
+    def is_laid_out(self, path: str, columns: Collection[str]) -> bool:
+        """Return whether a file has vectors in pages that are read as they lie; StoreError if it is damaged."""
+        with self._named_errors(path), self.files.open(f"{self.name}/{path}") as file:
+            return is_laid_out(pq.ParquetFile(file).metadata, columns)
 
     def check_schema(self, schema: pa.Schema) -> None:
         """Raise StoreError if the columns differ from the table's."""
