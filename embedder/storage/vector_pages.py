@@ -6,7 +6,8 @@ vectors one after another: once the levels prove that each row is null or has as
 are one copy of memory. Arrow takes every level and value apart, which costs ten times as much.
 
 Nothing in a file is trusted: each number in a header must agree with the footer, with the levels and with the bytes
-that are there; else `pyarrow.ArrowInvalid` is raised, as Arrow does for a damaged file.
+that are there; else `pyarrow.ArrowInvalid` is raised, as Arrow does for a damaged file. The footer is parsed here, too:
+pyarrow 26 ends the process where it describes a column of a damaged one (an exception of C++ that nobody catches).
 
 Source: Apache Parquet format 2.11, `parquet.thrift` and `Encodings.md`; Thrift compact protocol.
 """
@@ -24,17 +25,20 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-TYPES = {"FLOAT": np.dtype("<f4")}
-"""Values by the physical type of the column."""
-DATA_PAGE, DATA_PAGE_V2, PLAIN = 0, 3, 0
+TYPES = {(4, None): np.dtype("<f4")}
+"""Values by the physical type of a column, and its length in bytes where that may differ: FLOAT."""
+DATA_PAGE, DATA_PAGE_V2, PLAIN, RLE, UNCOMPRESSED, OPTIONAL, REPEATED = 0, 3, 0, 3, 0, 1, 2
 MAX_LEVELS = (3, 1)
 """Highest definition and repetition level of a nullable list of nullable values; the levels of a null row are 0."""
-BEGIN_BYTES, END_BYTES = 4, 8
+MAX_DEPTH = 8
+MAGIC, BEGIN_BYTES, END_BYTES = b"PAR1", 4, 8
 """Bytes before the first page and after the footer: magic bytes, and the footer's length."""
 PAGE_BYTES = 16 << 20
 """Size of a page: its header and levels cost 50 us, its values 3 ms; writers and readers hold some in memory."""
 BATCH_VALUES = 1 << 16
 """Values encoded at once; with the default, 1,024, a batch is about one vector."""
+MIN_ROWS = 1000
+"""Rows of a table from which its vectors are worth a second look at the footer, which takes half a millisecond."""
 MAX_OFFSET = 2**31 - 1
 """Values of an Arrow list array."""
 KEY_BYTES, MAX_PERIOD = 12, 96
@@ -72,6 +76,13 @@ class _Chunk(NamedTuple):
     num_values: int
 
 
+class _Layout(NamedTuple):
+    """Where the vectors of a column are, if it is in the layout."""
+
+    dtype: np.dtype[Any]
+    chunks: list[_Chunk]
+
+
 def layout_options(schema: pa.Schema, vectors: Collection[str]) -> dict[str, Any]:
     """Return the options of `pyarrow.parquet.write_table` that write some columns in the layout, the others as ever."""
     others = [name for name in schema.names if name not in vectors]
@@ -96,10 +107,14 @@ def _leaf_paths(schema: pa.Schema) -> tuple[str, ...]:
     return tuple(leaves.column(number).path for number in range(len(leaves)))
 
 
-def is_laid_out(footer: pq.FileMetaData, columns: Collection[str]) -> bool:
-    """Return whether a file has these columns in the layout, by its footer; one that it lacks needs no layout."""
-    there = {footer.schema.column(number).path.partition(".")[0] for number in range(footer.num_columns)}
-    return all(_find_leaf(footer, column) is not None for column in there.intersection(columns))
+def is_laid_out(file: pa.NativeFile, columns: Collection[str]) -> bool:
+    """Return whether an open file has these columns in the layout; one that it lacks needs no layout.
+
+    Raises pyarrow.ArrowInvalid if the footer is damaged.
+    """
+    footer = _parse_footer(file)
+    names = {_name_of(element) for element in footer.get(2, [])}
+    return all(_find_layout(footer, column, file.size()) is not None for column in columns if column in names)
 
 
 def read_columns(
@@ -109,11 +124,13 @@ def read_columns(
 
     `file` is open on `source`. Columns that it lacks are left out, None means all.
     """
+    if file.metadata.num_rows < MIN_ROWS:
+        return file.read(columns, use_threads=use_threads)
     wanted = [field for field in file.schema_arrow if columns is None or field.name in columns]
     vectors: dict[str, pa.Array] = {}
     for field in wanted:
         if pa.types.is_list(field.type) and pa.types.is_float32(field.type.value_type):
-            found = read_vector_pages(source, file.metadata, field.name, _allocate, check_sums=True)
+            found = read_vector_pages(source, field.name, _allocate, check_sums=True)
             if found is not None and found.values.size <= MAX_OFFSET:
                 vectors[field.name] = _as_list(found, field.type)
     if not vectors:
@@ -134,13 +151,12 @@ def _allocate(num: int, width: int) -> Floats:
 
 
 def read_vector_pages(
-    file: pa.NativeFile, footer: pq.FileMetaData, column: str, place: Place | None = None, *, check_sums: bool
+    file: pa.NativeFile, column: str, place: Place | None = None, *, check_sums: bool
 ) -> VectorColumn | None:
     """Read the vectors of a column from a file in the layout; None if it isn't, so that Arrow has to read it.
 
     Args:
         file: the open file. Of a memory map, one page that is aligned is not copied unless `place` is given.
-        footer: its footer.
         column: name of the column.
         place: gives the memory that the values are copied to; None makes some.
         check_sums: whether to compare each page's CRC, where it has one; this takes as long as the copy.
@@ -148,47 +164,74 @@ def read_vector_pages(
     Raises:
         pyarrow.ArrowInvalid: the file is damaged.
     """
-    leaf = _find_leaf(footer, column)
-    if leaf is None:
+    layout = _find_layout(_parse_footer(file), column, file.size())
+    if layout is None:
         return None
-    dtype = TYPES[footer.schema.column(leaf).physical_type]
     pages: list[_Page] = []
-    for number in range(footer.num_row_groups):
-        chunk = _place_of(footer, number, leaf, file.size())
+    for chunk in layout.chunks:
         file.seek(chunk.start)
-        found = _read_pages(file.read_buffer(chunk.num_bytes), chunk, dtype, check_sums=check_sums)
+        found = _read_pages(file.read_buffer(chunk.num_bytes), chunk, layout.dtype, check_sums=check_sums)
         if found is None:
             return None
         pages += found
-    return _join(pages, dtype, place)
+    return _join(pages, layout.dtype, place)
 
 
-def _find_leaf(footer: pq.FileMetaData, column: str) -> int | None:
-    """Return the number of the column's leaf if the footer says that it is in the layout."""
-    leaves = [each for each in range(footer.num_columns) if footer.schema.column(each).path.partition(".")[0] == column]
-    if len(leaves) != 1:
-        return None
-    schema = footer.schema.column(leaves[0])
-    if (schema.max_definition_level, schema.max_repetition_level) != MAX_LEVELS or schema.physical_type not in TYPES:
-        return None
-    chunks = [footer.row_group(number).column(leaves[0]) for number in range(footer.num_row_groups)]
-    return leaves[0] if all(_is_plain(chunk) for chunk in chunks) else None
+def _parse_footer(file: pa.NativeFile) -> dict[int, Any]:
+    """Parse the footer; empty if the file has none that can be read here (Arrow says why)."""
+    size = file.size()
+    file.seek(max(0, size - END_BYTES))
+    end = file.read(END_BYTES)
+    length = int.from_bytes(end[:4], "little")
+    if end[4:] != MAGIC or length > size - BEGIN_BYTES - END_BYTES:
+        raise pa.ArrowInvalid("it is no Parquet file, or its end is missing")
+    file.seek(size - END_BYTES - length)
+    footer, position = _parse_struct(memoryview(file.read_buffer(length)).cast("B"), 0)
+    if position != length:
+        raise pa.ArrowInvalid("the footer is damaged")
+    return footer
 
 
-def _is_plain(chunk: pq.ColumnChunkMetaData) -> bool:
-    is_encoded = chunk.has_dictionary_page or not {"PLAIN", "RLE"}.issuperset(chunk.encodings)
-    return chunk.compression == "UNCOMPRESSED" and not is_encoded
+def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> _Layout | None:
+    """Return where a column's vectors are; None if it isn't in the layout.
+
+    Fields are those of `FileMetaData`, `SchemaElement`, `RowGroup`, `ColumnChunk` and `ColumnMetaData`.
+    """
+    try:
+        elements, groups = footer[2], footer[4]
+        places = [place for place, element in enumerate(elements) if _name_of(element) == column]
+        nested = elements[places[0] : places[0] + 3] if len(places) == 1 else []
+        shape = [(element.get(3), element.get(5, 0)) for element in nested]  # repetition, number of children
+        if shape != [(OPTIONAL, 1), (REPEATED, 1), (OPTIONAL, 0)]:
+            return None
+        dtype = TYPES.get((nested[2].get(1), nested[2].get(2)))
+        path = [element[4] for element in nested]
+        found = [[chunk[3] for chunk in group[1] if chunk[3][3] == path] for group in groups]
+        if dtype is None or not all(len(own) == 1 and _is_plain(own[0]) for own in found):
+            return None
+        chunks = [_Chunk(own[9], own[7], group[3], own[5]) for group, (own,) in zip(groups, found, strict=True)]
+        if sum(chunk.num_rows for chunk in chunks) != footer[3]:
+            raise pa.ArrowInvalid(f"the row groups of the footer don't add up to its {footer[3]} rows")
+        return _Layout(dtype, [chunk for chunk in chunks if _holds_pages(chunk, file_bytes)])
+    except (LookupError, TypeError, AttributeError):
+        raise pa.ArrowInvalid("the footer is damaged") from None
 
 
-def _place_of(footer: pq.FileMetaData, number: int, leaf: int, file_bytes: int) -> _Chunk:
-    group = footer.row_group(number)
-    chunk = group.column(leaf)
-    found = _Chunk(chunk.data_page_offset, chunk.total_compressed_size, group.num_rows, chunk.num_values)
-    if not any(found[1:]):  # a file without rows has a row group of nothing
-        return found._replace(start=BEGIN_BYTES)
-    if min(found) < 0 or found.start < BEGIN_BYTES or found.start + found.num_bytes > file_bytes - END_BYTES:
-        raise pa.ArrowInvalid(f"the footer places {found.num_bytes:,} bytes of a column at byte {found.start:,}")
-    return found
+def _name_of(element: Any) -> str | None:
+    name = element.get(4) if isinstance(element, dict) else None
+    return name.decode(errors="replace") if isinstance(name, bytes) else None
+
+
+def _is_plain(chunk: dict[int, Any]) -> bool:
+    return chunk[4] == UNCOMPRESSED and {PLAIN, RLE}.issuperset(chunk[2]) and 11 not in chunk  # 11: of a dictionary
+
+
+def _holds_pages(chunk: _Chunk, file_bytes: int) -> bool:
+    """Check a chunk's place; return whether it has any pages: a file without rows has a row group of nothing."""
+    is_within = chunk.start >= BEGIN_BYTES and chunk.start + chunk.num_bytes <= file_bytes - END_BYTES
+    if min(chunk) < 0 or (any(chunk[1:]) and not is_within):
+        raise pa.ArrowInvalid(f"the footer places {chunk.num_bytes:,} bytes of a column at byte {chunk.start:,}")
+    return any(chunk[1:])
 
 
 def _read_pages(data: pa.Buffer, chunk: _Chunk, dtype: np.dtype[Any], *, check_sums: bool) -> list[_Page] | None:
@@ -381,12 +424,12 @@ def _parse_varint(data: "bytes | memoryview", position: int) -> tuple[int, int]:
 
 
 def _parse_struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """Parse a Thrift struct of numbers, bytes and structs; return its fields by id, and the position after it."""
+    """Parse a Thrift struct; return its fields by id, and the position after it."""
     fields: dict[int, Any] = {}
     field = 0
     while True:
-        if position >= len(data):
-            raise pa.ArrowInvalid("a page's header is cut off")
+        if position >= len(data) or depth > MAX_DEPTH:
+            raise pa.ArrowInvalid("a header or the footer is cut off, or nested too deep")
         kind, delta = data[position] & 0x0F, data[position] >> 4
         position += 1
         if kind == 0 and not delta:
@@ -396,22 +439,37 @@ def _parse_struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict
         else:
             number, position = _parse_varint(data, position)
             field = (number >> 1) ^ -(number & 1)
-        if field in fields or depth > 2:
-            raise pa.ArrowInvalid("a page's header has a field twice, or is too deep")
-        fields[field], position = _parse_value(data, position, kind, depth)
+        if field in fields:
+            raise pa.ArrowInvalid("a header or the footer has a field twice")
+        if kind in (1, 2):
+            fields[field] = kind == 1
+        else:
+            fields[field], position = _parse_value(data, position, kind, depth)
 
 
 def _parse_value(data: memoryview, position: int, kind: int, depth: int) -> tuple[Any, int]:
-    if kind in (1, 2):
-        return kind == 1, position
+    """Parse a number, bytes, a struct or a list of these."""
+    if kind == 12:
+        return _parse_struct(data, position, depth + 1)
     if kind in (4, 5, 6):
         number, position = _parse_varint(data, position)
         return (number >> 1) ^ -(number & 1), position
     if kind == 8:
         length, position = _parse_varint(data, position)
         if length > len(data) - position:
-            raise pa.ArrowInvalid("a page's header names more bytes than there are")
+            raise pa.ArrowInvalid("a header or the footer names more bytes than there are")
         return bytes(data[position : position + length]), position + length
-    if kind == 12:
-        return _parse_struct(data, position, depth + 1)
-    raise pa.ArrowInvalid(f"a page's header has a field of type {kind}")
+    if kind in (1, 2, 3) and position < len(data):
+        return data[position], position + 1
+    if kind != 9 or position >= len(data):
+        raise pa.ArrowInvalid(f"a header or the footer has a field of type {kind}")
+    length, of_kind, position = data[position] >> 4, data[position] & 0x0F, position + 1
+    if length == 15:
+        length, position = _parse_varint(data, position)
+    values = []
+    if length > len(data) - position:
+        raise pa.ArrowInvalid("a header or the footer has a longer list than there are bytes")
+    for _ in range(length):
+        value, position = _parse_value(data, position, of_kind, depth)
+        values.append(value)
+    return values, position

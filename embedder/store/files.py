@@ -135,8 +135,7 @@ class StoreFiles:
         Raises OSError or `pyarrow.ArrowException` if the file is damaged.
         """
         with self.open(path) as file:
-            footer = pq.ParquetFile(file).metadata
-            found = read_vector_pages(file, footer, column, place, check_sums=self.folder is None)
+            found = read_vector_pages(file, column, place, check_sums=self.folder is None)
         return self._take_vectors(path, column, place) if found is None else found
 
     def _take_vectors(self, path: str, column: str, place: Place | None) -> VectorColumn:

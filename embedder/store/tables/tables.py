@@ -6,7 +6,6 @@ from threading import Lock
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embedder.errors import StoreError
 from embedder.storage.vector_pages import Floats, Place, VectorColumn, is_laid_out
@@ -113,7 +112,9 @@ class RecordTable:
         Raises StoreError if a file is missing or damaged, or has vectors of another length than the others.
         """
         paths = self.paths() if paths is None else paths
-        matrix = _Matrix([self._most_vectors(path, column) for path in paths])
+        parts = [self._part_of(path) for path in paths]
+        most = [0 if part is None else max(0, part.num_rows - (part.num_null(column) or 0)) for part in parts]
+        matrix = _Matrix(most)
 
         def read(number: int) -> VectorColumn:
             return self._read_vectors(paths[number], column, matrix.place_of(number))
@@ -140,21 +141,20 @@ class RecordTable:
 
     def read_with_vector(self, columns: list[str], vector: str, path: str) -> pa.Table:
         """Read columns of those rows of one file that have a vector in the column `vector`; StoreError as `read`."""
-        rows = self.read(columns, [path])
-        if not self.may_have_nulls(path, vector):
+        rows, part = self.read(columns, [path]), self._part_of(path)
+        if part is not None and part.num_null(vector) == 0:
             return rows
         return rows.filter(pa.array(self._read_vectors(path, vector).present))
 
-    def _most_vectors(self, path: str, column: str) -> int:
-        """Return how many vectors a file can have, by its log; 0 if it is of another version."""
-        part = _part(self.name, self._adds[path]) if path in self._adds else None
-        return 0 if part is None else max(0, part.num_rows - (part.num_null(column) or 0))
+    def _part_of(self, path: str) -> PartFile | None:
+        """Return what the log of this version says of a file; None if it is of another version."""
+        return _part(self.name, self._adds[path]) if path in self._adds else None
 
     def _read_vectors(self, path: str, column: str, place: Place | None = None) -> VectorColumn:
-        """Read the vectors of all rows of one file; a footer without rows or the column must agree with the log."""
+        """Read the vectors of all rows of one file; a footer that has lost rows or the column differs from the log."""
+        part = self._part_of(path)
         with self._named_errors(path):
             found = self.files.read_vectors(f"{self.name}/{path}", column, place)
-            part = _part(self.name, self._adds[path]) if path in self._adds else None
             if part is None:
                 return found
             num_vectors = part.num_rows - (part.num_null(column) or 0)
@@ -187,20 +187,10 @@ class RecordTable:
                 "restore the file, or delete its items and embed them again"
             ) from None
 
-    def may_have_nulls(self, path: str, column: str) -> bool:
-        """Return whether a column of one file may have nulls, by the file's statistics; no value is read."""
-        footer = pq.ParquetFile(self.files.open(f"{self.name}/{path}")).metadata
-        groups = map(footer.row_group, range(footer.num_row_groups))
-        chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-        statistics = [chunk.statistics for chunk in chunks if chunk.path_in_schema.partition(".")[0] == column]
-        return not statistics or any(
-            each is None or not each.has_null_count or each.null_count > 0 for each in statistics
-        )
-
     def is_laid_out(self, path: str, columns: Collection[str]) -> bool:
         """Return whether a file has vectors in pages that are read as they lie; StoreError if it is damaged."""
         with self._named_errors(path), self.files.open(f"{self.name}/{path}") as file:
-            return is_laid_out(pq.ParquetFile(file).metadata, columns)
+            return is_laid_out(file, columns)
 
     def check_schema(self, schema: pa.Schema) -> None:
         """Raise StoreError if the columns differ from the table's."""
