@@ -32,8 +32,8 @@ RECORDS = (
 )
 """Files with fixed keys, without an item's name or text; a word in them that equals an id is not the item."""
 
-NUMBERS = (".faiss", ".npy", ".npz", ".codes", ".u8", ".u16", ".u32", ".u64")
-"""Index files with only numbers; the ids are in other files."""
+NUMBERS = (".bin", ".faiss", ".npy", ".npz", ".codes", ".u8", ".u16", ".u32", ".u64")
+"""Files of indexes and deletion vectors with only numbers; the ids are in other files."""
 
 
 def is_free_text(info: FileInfo) -> bool:
@@ -109,7 +109,7 @@ def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str
     if table.schema is None or "text_embedding" not in table.schema.names:  # other models may have no vectors
         return frozenset()
     for path in paths:
-        rows = table.read(["item_id", "text_embedding"], [path])
+        rows = table.read_stored(path, ["item_id", "text_embedding"])
         vectors = rows["text_embedding"].filter(is_among(rows["item_id"], ids)).drop_null()
         found.update(vector.tobytes() for vector in unpack_vectors(vectors))
     return frozenset(found)

@@ -45,7 +45,7 @@ from embedder.store.maintenance.purge.purge_plan import (
     plan_purge,
     split_segment,
 )
-from embedder.store.part_file import PartFile
+from embedder.store.part_file import PartFile, PartKey
 from embedder.store.publish.current import (
     IndexChoice,
     begin,
@@ -182,7 +182,7 @@ def _forget_indexes(files: StoreFiles, folders: Collection[str]) -> None:
 def _recount(files: StoreFiles) -> None:
     whole = readable(files, publications(files))
     for model in ["", *model_folders(files)]:
-        view, known = model_files(files, model), dict[str, Counter[str]]()
+        view, known = model_files(files, model), dict[PartKey, Counter[str]]()
         for record in publications(view):
             if record.run_id in whole:
                 update_record(view, record.run_id, count_rows(view, record, known))
