@@ -126,7 +126,10 @@ class _ModelPublisher:
         return judge_model(count_model(self._plan, self._run, batch), limits, forced).verdicts
 
     def to_publish(self, batch: InterimBatch, kind: Kind, marks: MarkRows) -> InterimWork:
-        """Return its part; the run as a whole is judged by the R@k published before it. `marks` as in `work_to_publish`."""
+        """Return its part; the run as a whole is judged by the R@k published before it.
+
+        `marks` is as in `work_to_publish`.
+        """
         current = read_current(self._plan.files)
         retrieval = None if current is None else current.retrieval
         info = self._plan.model.info

@@ -86,8 +86,8 @@ def compact(
 
     The caller holds the write lock. Nothing is done if fewer than `min_saved` files, over all tables, would be saved,
     or written without the many rows that have left them. `choose_index` chooses the new publication's index and makes
-    its word index; None keeps the index and makes no word index. Returns the new publication, or None, and the result for each table. Raises StoreError if an unfinished run's
-    work would be lost.
+    its word index; None keeps the index and makes no word index. Returns the new publication, or None, and the result
+    for each table. Raises StoreError if an unfinished run's work would be lost.
     """
     current = writable(files)
     parts = parts_at(files, current)

@@ -173,7 +173,7 @@ class _Change:
     """
 
     part: PartFile
-    stays: Mask
+    stays: "np.ndarray[Any, np.dtype[np.uint8]]"
     moving: Rows
     moves: pa.Table
 

@@ -255,7 +255,8 @@ def decode_z85(text: str) -> bytes:
     words = (digits.reshape(-1, 5).astype(np.uint64) * _POWERS).sum(axis=1)
     if (words > 0xFFFFFFFF).any():
         raise ValueError("no Z85")
-    return words.astype(">u4").tobytes()
+    data: bytes = words.astype(">u4").tobytes()
+    return data
 
 
 def with_feature(protocol: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ they leave the published state, then indexes, texts and logs. Part files come la
 which the rest is searched. After a kill at any point, the same command continues.
 
 Older versions stay readable: their part files are rewritten in place, so that every version keeps its list of files,
-and the log gets the new sizes (where versions have deletion vectors: `blank_rows`). The published state has no such file.
+and the log gets the new sizes (with deletion vectors: see `blank_rows`). The published state has no such file.
 """
 
 import json

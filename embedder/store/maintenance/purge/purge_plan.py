@@ -151,10 +151,9 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
         *inputs,
         *(rows.info for path, rows in sorted(held.items()) if path not in needed),
     ]
+    shown = _published_rows(files, current, [held[path] for path in published])
     return PurgePlan(
-        items=tuple(
-            _items(names.ids, _published_rows(files, current, [held[path] for path in published]), purged, current)
-        ),
+        items=tuple(_items(names.ids, shown, purged, current)),
         names=names,
         rewritten=tuple(held[path].info for path in sorted(needed)),
         published=tuple(held[path].info for path in sorted(published)),
@@ -195,7 +194,9 @@ def _published_rows(files: StoreFiles, current: Current | None, held: Sequence[_
             table = RecordTable(model_files(files, place.model), place.table, getattr(own, place.table))
             if table.marked_rows(place.path) is not None:
                 ids = table.read(["item_id"], [place.path])["item_id"]
-                rows = replace(rows, num_rows=Counter(ids.filter(is_among(ids, rows.num_rows)).to_pylist()))  # noqa: PLW2901
+                counts = Counter(ids.filter(is_among(ids, rows.num_rows)).to_pylist())
+                found.append(_HeldRows(rows.info, counts, rows.uris))
+                continue
         found.append(rows)
     return found
 
