@@ -442,6 +442,11 @@ class RunConfig(ConfigSection):
     publish_every_s: float | None = Field(
         None, gt=0, description="seconds between two publications of a run that goes on; left out: one, at its end"
     )
+    deletion_vectors: Literal["auto"] | bool = Field(
+        "auto",
+        description="mark rows that leave in the tables instead of writing their part files anew; auto: where a run "
+        "with true has begun it, as some readers refuse such tables",
+    )
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {}, description="price of an hour of one device, by its type: CPU (a core), L4, A100"
     )

@@ -293,15 +293,23 @@ class Chaos:
     """A disturbed store beside an undisturbed one."""
 
     def __init__(
-        self, root: Path, seed: int, every_s: float | None = None, place: str | None = None, **world: int
+        self,
+        root: Path,
+        seed: int,
+        every_s: float | None = None,
+        place: str | None = None,
+        *,
+        marks: bool = False,
+        **world: int,
     ) -> None:
         self.rng = Random(seed)
         self.world = World(root, Random(seed + 1), **world)
         self.world.build()
         if place is not None:
             self.world.in_bucket["disturbed"] = f"{place}/disturbed"
-        self.settings = {} if every_s is None else {"publish_every_s": every_s}
+        self.settings: dict[str, float | bool] = {} if every_s is None else {"publish_every_s": every_s}
         self.poller = Poller(self.world.store("disturbed"), may_mix=bool(self.settings))
+        self.settings |= {"deletion_vectors": True} if marks else {}
         self.tally: Counter[str] = Counter()
         self.by_kill: Counter[str] = Counter()
         self.faults: list[str] = []
@@ -400,6 +408,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=1, choices=(1, 2), help="models that the runs compute")
     parser.add_argument("--step", action="store_true", help="make two rows of each image by a step of one's own")
     parser.add_argument("--pauses", type=int, default=0, help="further disturbances: processes stopped for a while")
+    parser.add_argument("--deletion-vectors", action="store_true", help="mark the rows that leave")
     parser.add_argument("--bucket", action="store_true", help="have the disturbed store in a bucket on this machine")
     options = parser.parse_args()
     root = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -407,7 +416,8 @@ def main() -> None:
     world = {"num_models": options.models, "has_step": options.step}
     try:
         with bucket() if options.bucket else nullcontext() as place:
-            chaos = Chaos(root, options.seed, options.publish_every, place, **world)
+            marks = options.deletion_vectors
+            chaos = Chaos(root, options.seed, options.publish_every, place, marks=marks, **world)
             rng = Random(options.seed)
             chaos.run(plan_kills(options.num_kills, rng, has_step=options.step, num_pauses=options.pauses))
             checked = check(chaos.trace, chaos.world.store("disturbed"))

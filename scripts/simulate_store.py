@@ -1,6 +1,7 @@
 """Simulate writers and readers of one store that are interrupted anywhere, and check what must hold after every change.
 
     python scripts/simulate_store.py [--schedules N] [--seed S] [--processes 2] [--plant FAULT]
+    python scripts/simulate_store.py --deletion-vectors           # rows that leave are marked, not written anew
     python scripts/simulate_store.py --minutes 30                 # as many schedules as there is time for
     python scripts/simulate_store.py --all-faults                 # plant each fault: how many schedules find it?
     python scripts/simulate_store.py --list-faults
@@ -30,10 +31,10 @@ MAX_SHOWN = 5
 BATCH = 250
 
 
-def prepare(fault: str | None = None) -> None:
+def prepare(fault: str | None = None, *, marks: bool = False) -> None:
     """Make this process a simulator's; the stores that schedules begin with are made before a fault is planted."""
     logging.disable(logging.CRITICAL)
-    patches.install()
+    patches.install(marks=marks)
     for on_disk in (False, True):
         schedules.base(on_disk)
         for name in schedules.WEIGHTS | schedules.OTHERS:
@@ -69,7 +70,7 @@ def simulate(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
     until_s = None if options.minutes is None else began_s + 60 * options.minutes
     num_schedules = None if options.minutes is not None else options.schedules
-    prepare(options.plant)
+    prepare(options.plant, marks=options.deletion_vectors)
     num_run, failing = 0, list[tuple[int, tuple[str, ...]]]()
     context = multiprocessing.get_context("fork")
     with context.Pool(options.processes) as pool:
@@ -138,6 +139,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--minutes", type=float)
+    parser.add_argument("--deletion-vectors", action="store_true", help="mark the rows that leave")
     parser.add_argument("--plant", metavar="FAULT", choices=[each.name for each in FAULTS])
     parser.add_argument("--all-faults", action="store_true")
     parser.add_argument("--list-faults", action="store_true")
@@ -149,7 +151,7 @@ def main() -> int:
         print(json.dumps({"faults": [each.name for each in FAULTS]}))
         return 0
     if options.replay is not None:
-        prepare(options.plant)
+        prepare(options.plant, marks=options.deletion_vectors)
         return replay(options.replay)
     return find_all_faults(options) if options.all_faults else simulate(options)
 

@@ -25,7 +25,7 @@ from embedder.steps.further_inputs import select_for_model
 from embedder.store.layout import Kind, read_current
 from embedder.store.lock import LeaseLostError
 from embedder.store.publish.interim import InterimBatch, UnpublishedWork
-from embedder.store.publish.publication import PublishIntent
+from embedder.store.publish.publication import MarkRows, PublishIntent
 from embedder.store.publish.publish import InterimWork, publish_interim
 from embedder.store_index.keep_index import index_builder
 
@@ -102,7 +102,7 @@ class _Publisher:
         keep_query_towers(inputs.files, inputs.info, inputs.model)
         published = [(each, batch) for each, batch in batches if each is main or batch.whole.num_rows]
         record = publish_interim(
-            [each.to_publish(batch, options.kind) for each, batch in published],
+            [each.to_publish(batch, options.kind, config.deletion_vectors) for each, batch in published],
             index_builder(config.index),  # without a cluster, whose CPUs the run has
         )
         if record is None:
@@ -125,9 +125,13 @@ class _ModelPublisher:
     def judge(self, batch: InterimBatch, limits: RunLimits, forced: Collection[str]) -> tuple[Verdict, ...]:
         return judge_model(count_model(self._plan, self._run, batch), limits, forced).verdicts
 
-    def to_publish(self, batch: InterimBatch, kind: Kind) -> InterimWork:
-        """Return its part; the run as a whole is judged by the R@k published before it."""
+    def to_publish(self, batch: InterimBatch, kind: Kind, marks: MarkRows) -> InterimWork:
+        """Return its part; the run as a whole is judged by the R@k published before it.
+
+        `marks` is as in `work_to_publish`.
+        """
         current = read_current(self._plan.files)
         retrieval = None if current is None else current.retrieval
-        intent = PublishIntent(kind=kind, info=self._plan.model.info, retrieval=retrieval)
+        info = self._plan.model.info
+        intent = PublishIntent(kind=kind, info=info, retrieval=retrieval, deletion_vectors=marks)
         return InterimWork(self._run.run, batch, self._run.part.metadata, intent)

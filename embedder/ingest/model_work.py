@@ -32,7 +32,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import Run, begin_model_run
 from embedder.store.layout import STORE_FILE, Current, Kind, StoreInfo, read_current, read_record
 from embedder.store.publish.interim import NO_IDS, InterimBatch
-from embedder.store.publish.publication import ModelWork, PublishIntent
+from embedder.store.publish.publication import MarkRows, ModelWork, PublishIntent
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_binding, served_info
 from embedder.store.tables.arrow_lookup import positions, take_or_null
@@ -224,8 +224,10 @@ def judge_model(result: ModelResult, limits: RunLimits, forced: Iterable[str]) -
     return replace(result, verdicts=tuple(named))
 
 
-def work_to_publish(result: ModelResult, kind: Kind, *, is_whole: bool) -> ModelWork:
+def work_to_publish(result: ModelResult, kind: Kind, marks: MarkRows, *, is_whole: bool) -> ModelWork:
     """Return a model's part of a publication; `is_whole` says whether all that leaves the store may leave.
+
+    `marks` is whether rows that leave are marked by deletion vectors.
 
     A rollback's hold then ends, and models that the configuration no longer has leave.
     """
@@ -235,6 +237,7 @@ def work_to_publish(result: ModelResult, kind: Kind, *, is_whole: bool) -> Model
         info=result.plan.model.info,
         replaces_all=not result.result.keeps_published,
         retrieval=retrieval_record(result.verdicts, before),
+        deletion_vectors=marks,
     )
     if is_whole and not result.plan.model.name:
         intent = intent.model_copy(update={"ends_hold": True, "kept_models": ()})

@@ -220,7 +220,10 @@ def _publish(inputs: Inputs, ending: _Ending) -> None:
     config, options, files = inputs.config, inputs.options, inputs.files
     keep_query_towers(files, inputs.info, inputs.model)
     LOG.info("publishing")
-    works = [work_to_publish(each, options.kind, is_whole=options.may_change) for each in ending.models]
+    works = [
+        work_to_publish(each, options.kind, config.deletion_vectors, is_whole=options.may_change)
+        for each in ending.models
+    ]
     publish(works, index_builder(config.index, config.ray_address))
     for each in ending.models:
         forget_pairs(each.result)

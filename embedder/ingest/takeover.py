@@ -23,6 +23,7 @@ from embedder.store.journal.metadata_updates import move_rows
 from embedder.store.journal.part_writer import RunMetadata, gather_rows, write_copies
 from embedder.store.journal.runs import Run
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, StoreInfo, read_record, run_file
+from embedder.store.part_file import PartKey
 from embedder.store.publish.history import readable
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover, with_nulls
 from embedder.store.store_info import FINGERPRINTS, differing, served_info
@@ -67,7 +68,7 @@ def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_em
     """Look for items in the publications that the last rollback left, newest first."""
     as_listed: list[RolledBackRecords] = []
     others: list[RolledBackRecords] = []
-    read: set[str] = set()
+    read = set[PartKey]()
     to_embed = to_embed.filter(pc.not_equal(to_embed["reason"], CHECKED))  # these are to be read
     ids = to_embed["item_id"]
     for version in _left_behind(files, current, info) if to_embed.num_rows else ():
@@ -151,12 +152,15 @@ def _left_behind(files: StoreFiles, current: Current | None, info: StoreInfo) ->
     return [version for version in versions if version.run_id in whole]
 
 
-def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: set[str]) -> pa.Table:
-    """Read the records of some items in a publication, from part files that no newer one had."""
+def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: set[PartKey]) -> pa.Table:
+    """Read the records of some items in a publication, from part files that no newer one had.
+
+    `read` has the keys of those that were read, and is updated.
+    """
     table = RecordTable(files, "items", version.items)
     wanted = KnownIds(ids.cast(pa.string()))
-    parts = [part for part in table.parts() if part.path not in read]
-    read.update(part.path for part in parts)
+    parts = [part for part in table.parts() if part.key not in read]
+    read.update(part.key for part in parts)
     paths = [part.path for part in parts if wanted.any_between(part.id_range)]
     tables = [ITEMS.empty_table()]
     for path in paths:

@@ -222,7 +222,8 @@ def open_words(files: StoreFiles, table: RecordTable) -> CaptionWords:
     if not files.model and keep_words.has_words(files, table.version):
         return CaptionWords(keep_words.open_words(files, table.version))
     # A hash of the content: no two part files of a store have the same name.
-    content = [UNICODE, RULES, table.files.address, table.paths()]
+    marks = [part.key for part in table.parts() if part.deletion_vector is not None]
+    content = [UNICODE, RULES, table.files.address, table.paths(), *([marks] if marks else [])]
     folder = cache_folder(COPIES_FOLDER) / f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
     return CaptionWords(_open_cached(folder) or _build(folder, table))
 

@@ -15,6 +15,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.part_file import PartFile
 from embedder.store.schema import with_nulls
+from embedder.store.tables.deletion_vectors import live_rows, marked_rows
 from embedder.store.tables.item_rows import RECORD_KEYS, ROW_KEYS
 from embedder.store.tables.tables import RecordTable
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
@@ -226,12 +227,17 @@ def _counts(column: pa.ChunkedArray) -> tuple[list[str], list[int]]:
 
 def read_part(files: StoreFiles, part: PartFile, counted_columns: Sequence[str], *, deep: bool) -> PartContent:
     """Read the keys of a part file's rows, or all of it."""
-    path, schema = f"{part.table}/{part.path}", KEYS[part.table]
-    content = files.read_table(path, None if deep else schema.names)
+    path, schema, vector = f"{part.table}/{part.path}", KEYS[part.table], part.deletion_vector
+    content = files.read_table(path, None if deep else [*schema.names, *(counted_columns if vector else ())])
+    if vector is not None:
+        if content.num_rows != part.num_stored:
+            raise ValueError(f"it has {content.num_rows:,} rows, not {part.num_stored:,} as the log tells")
+        marked = marked_rows(files, part.table, vector, part.num_stored)
+        content = content.filter(pa.array(live_rows(marked, part.num_stored)))
     if lacking := {"item_id"} - set(content.column_names):
         raise ValueError(f"it has no column {', '.join(lacking)}")
     keys = with_nulls(content, schema).select(schema.names).cast(schema)
-    if not deep:
+    if not deep and vector is None:
         metadata = pq.ParquetFile(files.open(path)).metadata if counted_columns else None
         return PartContent(
             keys, {name: num for name in counted_columns if (num := num_valid(metadata, name)) is not None}

@@ -144,13 +144,14 @@ def _move_captions(
     Read the second to its end before using the first: it finds the rows of rewritten files on the way.
     """
     old_starts, new_starts = _starts(old), _starts(new)
+    same = {path for path, _ in {part.key for part in old.parts()} & {part.key for part in new.parts()}}
     shifts = np.array([new_starts.get(path, -1) - start for path, start in old_starts.items()], np.int64)
-    is_gone = np.array([path not in new_starts for path in old_starts], np.bool_)
+    is_gone = np.array([path not in same for path in old_starts], np.bool_)
     firsts = np.array(list(old_starts.values()), np.int64)
     rows = np.array(before.rows)  # a copy
     lost = _move(rows, firsts, shifts, is_gone)
-    gone = [path for path in old_starts if path not in new_starts]
-    fresh = [path for path in new_starts if path not in old_starts]
+    gone = [path for path in old_starts if path not in same]
+    fresh = [path for path in new_starts if path not in same]
     # Keyed by row hash: the caption's number in the whole index.
     by_row = np.full(old.num_rows() if gone else 0, NO_ROW, "<u4")
     by_row[before.rows[lost]] = lost

@@ -6,12 +6,13 @@ The same checker reads what a simulation does and what a real run has recorded (
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from embedder.store.backends import is_unfinished
+from embedder.store.tables.deletion_vectors import DeletionVector, decode_rows, decode_z85, vector_of
 
 TABLES = ("embeddings", "items")
 SAME_ROWS = ("compaction", "migration", "index", "vacuum")
@@ -28,15 +29,20 @@ class Version(NamedTuple):
 class Effect(NamedTuple):
     """Entry of a log as the model reads it."""
 
-    added: frozenset[str]
+    added: dict[str, DeletionVector | None]
     removed: frozenset[str]
 
 
 @lru_cache(maxsize=20_000)
 def _parse_entry(content: bytes) -> Effect:
     actions = [json.loads(line) for line in content.decode().splitlines() if line.strip()]
-    added = frozenset(each["add"]["path"] for each in actions if "add" in each)
+    added = {each["add"]["path"]: vector_of(each["add"]) for each in actions if "add" in each}
     return Effect(added, frozenset(each["remove"]["path"] for each in actions if "remove" in each))
+
+
+def _vector_files(table: str, held: Mapping[str, DeletionVector | None]) -> set[str]:
+    files = {vector.file(table) for vector in held.values() if vector is not None}
+    return {f"{table}/{path}" for path in files if path is not None}
 
 
 @lru_cache(maxsize=20_000)
@@ -122,9 +128,9 @@ class Checker:
                 if paths is None:
                     self.fail(f"CURRENT can't be read: the log of {folder}{name} lacks entries to {own[name]}; {cause}")
                     return None
-                files = [f"{folder}{name}/{path}" for path in paths]
-                needed.update(files)
-                if lacking := [path for path in files if not self.content(path)]:
+                files = {f"{folder}{name}/{path}": vector for path, vector in paths.items()}
+                needed.update(files, own_files := _vector_files(folder + name, paths))
+                if lacking := [path for path in (*files, *own_files) if not self.content(path)]:
                     self.fail(f"CURRENT can't be read: {lacking[0]} is gone or empty; {cause}")
                     return None
                 if self.has_rows and not model:
@@ -152,7 +158,8 @@ class Checker:
 
     def newest_paths(self, table: str, paths: Collection[str]) -> set[str]:
         entries = [path for path in paths if path.startswith(f"{table}/_delta_log/") and path.endswith(".json")]
-        return self._paths(table, len(entries) - 1, set()) or set()
+        held = self._paths(table, len(entries) - 1, set()) or {}
+        return {*held, *(path.removeprefix(f"{table}/") for path in _vector_files(table, held))}
 
     def _index_files(self, folder: str, number: int) -> set[str]:
         path = f"{folder}index/{number:06d}"
@@ -160,17 +167,28 @@ class Checker:
             self.fail(f"CURRENT names an index that is not there: {path}")
         return {f"{path}/{name}" for name in ("manifest.json", "vectors.faiss")}
 
-    def _rows(self, name: str, files: Collection[str]) -> dict[str, str]:
+    def _rows(self, name: str, files: Mapping[str, DeletionVector | None]) -> dict[str, str]:
         found: dict[str, str] = {}
-        for path in files:
-            for row in _parse_json(self.content(path) or b"[]"):
+        for path, vector in files.items():
+            marked = self._marked(name, vector)
+            for number, row in enumerate(_parse_json(self.content(path) or b"[]")):
+                if number in marked:
+                    continue
                 if row["item_id"] in found:
                     self.fail(f"{name} holds item {row['item_id']} twice")
                 found[row["item_id"]] = row["version"]
         return found
 
-    def _paths(self, table: str, version: int, needed: set[str]) -> set[str] | None:
-        held: set[str] = set()
+    def _marked(self, table: str, vector: DeletionVector | None) -> set[int]:
+        if vector is None:
+            return set()
+        path = vector.file(table)
+        data = decode_z85(vector.value) if path is None else (self.content(f"{table}/{path}") or b"")
+        start = 0 if path is None else (vector.offset or 0) + 4
+        return set(decode_rows(data[start : start + vector.size_bytes], vector.cardinality).tolist())
+
+    def _paths(self, table: str, version: int, needed: set[str]) -> dict[str, DeletionVector | None] | None:
+        held: dict[str, DeletionVector | None] = {}
         for number in range(version + 1):
             path = f"{table}/_delta_log/{number:020d}.json"
             content = self.content(path)
@@ -178,8 +196,7 @@ class Checker:
                 return None
             needed.add(path)
             entry = _parse_entry(content)
-            held -= entry.removed
-            held |= entry.added
+            held = {path: vector for path, vector in held.items() if path not in entry.removed} | entry.added
         return held
 
     def _check_record(self, run_id: str, *, is_new: bool, num_items: int | None = None) -> str:

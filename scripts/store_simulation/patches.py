@@ -23,6 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from embedder.store import layout, lock
@@ -31,16 +32,19 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal import part_writer
 from embedder.store.journal.journal import JournalEntry, PartFile
 from embedder.store.maintenance import compact
-from embedder.store.maintenance.purge import audit, purge, unknown_ids
+from embedder.store.maintenance.purge import audit, blank_rows, purge, unknown_ids
 from embedder.store.maintenance.purge import purge_plan as plan
 from embedder.store.publish import current, history, interim, publication, publish
 from embedder.store.publish.interim import InterimBatch, InterimState
-from embedder.store.tables import delta_log, delta_state, tables
+from embedder.store.tables import deletion_vectors, delta_log, delta_state, tables
+from embedder.store.tables.deletion_vectors import DeletionVector
 from embedder.store.tables.tables import RecordTable
 
 
 class Rows(list[dict[str, Any]]):
     """Rows of a part file: `item_id`, `version`, and for embeddings `segment`."""
+
+    column_names = ()  # of which vectors might be null
 
     @property
     def num_rows(self) -> int:
@@ -82,7 +86,12 @@ def encode_part(table: str, path: str, content: Rows, session: str, *, kept: boo
 
 def _read(table: RecordTable, columns: Any = None, paths: Sequence[str] | None = None) -> Rows:
     paths = table.paths() if paths is None else paths
-    return Rows(row for path in paths for row in _part_rows(table.files, table.name, path))
+    return Rows(row for path in paths for row in _live_part_rows(table, path))
+
+
+def _live_part_rows(table: RecordTable, path: str) -> Rows:
+    rows, mask = _part_rows(table.files, table.name, path), table._live_rows(path)
+    return rows if mask is None else Rows(row for row, is_live in zip(rows, mask, strict=True) if is_live)
 
 
 def _part_rows(files: StoreFiles, table: str, path: str) -> Rows:
@@ -131,15 +140,26 @@ def _own_parts(work: Any, table: RecordTable) -> list[PartFile]:
 
 def _replace_older(work: Any, table: RecordTable) -> tuple[list[PartFile], list[str]]:
     leaving = {*work.whole, *work.retired}
-    adds, removes = [], []
+    adds, removes, changes = [], [], []
     for part in table.parts():
-        rows = _part_rows(work.files, table.name, part.path)
+        rows = _live_part_rows(table, part.path)
         stays = Rows(row for row in rows if row["item_id"] not in leaving)
         if len(stays) < len(rows):
             removes.append(part.path)
-            if stays:
+            if stays and work.intent.deletion_vectors is True:
+                bits = np.packbits([row["item_id"] not in leaving for row in rows])
+                changes.append(publication._Change(part, bits, np.empty(0, np.int64), None))  # type: ignore[arg-type]
+            elif stays:
                 adds.append(publication._rewrite(work, table, part.path, stays))
-    return adds, removes
+    return [*adds, *publication._mark(work, table, changes)], removes
+
+
+def _blank(table: RecordTable, path: str, ids: Collection[str]) -> blank_rows.BlankedPart:
+    none = {"item_id": "", "version": ""}
+    content = Rows(none if row["item_id"] in ids else row for row in _part_rows(table.files, table.name, path))
+    part, data = encode_part(table.name, path, content, "")
+    rows = np.array([number for number, row in enumerate(content) if not row["item_id"]], np.int64)
+    return blank_rows.BlankedPart(part, data, content, rows)  # type: ignore[arg-type]
 
 
 def _held_rows(files: StoreFiles, infos: Sequence[Any], ids: Collection[str]) -> dict[str, Any]:
@@ -162,7 +182,7 @@ def _names_in(files: StoreFiles, info: Any, names: Any) -> frozenset[str]:
 
 
 def _rest(table: RecordTable, path: str, ids: Collection[str]) -> Rows:
-    return Rows(row for row in _part_rows(table.files, table.name, path) if row["item_id"] not in ids)
+    return Rows(row for row in _live_part_rows(table, path) if row["item_id"] not in ids)
 
 
 def _each(files: StoreFiles, read: Callable[[Any], Any], of: Sequence[Any], num_readers: int = 1) -> list[Any]:
@@ -177,21 +197,30 @@ def _read_retired(files: StoreFiles, path: str) -> list[str]:
 
 
 def _light_part(table: str, add: dict[str, Any]) -> PartFile:
-    return _cached_part(table, add["path"], add["size"], add["stats"])
+    return _cached_part(table, add["path"], add["size"], add["stats"], tables.vector_of(add))
 
 
 @lru_cache(maxsize=20_000)
-def _cached_part(table: str, path: str, size: int, stats: str) -> PartFile:
-    num_rows = json.loads(stats)["numRecords"]
-    return PartFile(table=table, path=path, num_rows=num_rows, size_bytes=size, stats=stats, session="")
+def _cached_part(table: str, path: str, size: int, stats: str, vector: DeletionVector | None) -> PartFile:
+    num_rows = json.loads(stats)["numRecords"] - (0 if vector is None else vector.cardinality)
+    own = {"num_rows": num_rows, "size_bytes": size, "stats": stats, "deletion_vector": vector}
+    return PartFile(table=table, path=path, session="", **own)
 
 
 def _cached(function: Callable[..., Any], maxsize: int = 20_000) -> Callable[..., Any]:
     return lru_cache(maxsize=maxsize)(function)
 
 
-def install() -> None:
-    """Replace the store's work on rows in this process, and remember what is parsed: no effect and no order changes."""
+def install(*, marks: bool = False) -> None:
+    """Replace the store's work on rows in this process, and remember what is parsed: no effect and no order changes.
+
+    With `marks`, publications mark the rows that leave by deletion vectors, all of them in files.
+    """
+    if marks:
+        publication.PublishIntent.model_fields["deletion_vectors"].default = True
+        publication.PublishIntent.model_rebuild(force=True)
+        deletion_vectors.INLINE_BYTES = 0
+    purge.blank, plan._published_rows = _blank, lambda files, current, held: held
     part_writer.encode_part = purge.encode_part = encode_part  # type: ignore[assignment]
     part_writer._num_rejected = lambda items: 0
     for module in (part_writer, publication, compact):

@@ -36,6 +36,8 @@ class PartTarget:
 
     num_rows: int = 50_000
     size_bytes: int = 64 << 20
+    marked_share: float = 0.2
+    """Share of rows that have left (deletion vectors) from which a file is written without them."""
 
 
 DEFAULT_TARGET = PartTarget()
@@ -55,19 +57,23 @@ class Compaction:
 def plan_groups(parts: Iterable[PartFile], target: PartTarget) -> list[list[PartFile]]:
     """Group files to merge: neighbours by name, so by age, each at most half the target.
 
-    Larger files stay as they are, so that not every compaction rewrites a merged file.
+    Larger files stay as they are, so that not every compaction rewrites a merged file; but one of whose rows many have
+    left is a group of its own.
     """
     groups: list[list[PartFile]] = []
+    folded: list[list[PartFile]] = []
     rows = size_bytes = 0
     for part in sorted(parts, key=lambda each: each.path):
         if part.num_rows * 2 > target.num_rows or part.size_bytes * 2 > target.size_bytes:
+            folded += [[part]] if part.marked_share >= target.marked_share else []
             continue
         rows, size_bytes = rows + part.num_rows, size_bytes + part.size_bytes
         if not groups or rows > target.num_rows or size_bytes > target.size_bytes:
             groups.append([])
             rows, size_bytes = part.num_rows, part.size_bytes
         groups[-1].append(part)
-    return [group for group in groups if len(group) > 1]
+    is_due = [len(group) > 1 or group[0].marked_share >= target.marked_share for group in groups]
+    return [*(group for group, due in zip(groups, is_due, strict=True) if due), *folded]
 
 
 def compact(
@@ -80,11 +86,11 @@ def compact(
 ) -> tuple[Published | None, list[Compaction]]:
     """Merge small part files and publish the same rows as a new version, with the same index.
 
-    The caller holds the write lock. Nothing is done if fewer than `min_saved` files, over all tables, would be saved.
-    `lay_out` also rewrites each larger file whose vectors an earlier release has written, so that they are read fast.
-    `choose_index` chooses the new publication's index and makes its word index; None keeps the index and makes no word
-    index. Returns the new publication, or None, and the result for each table. Raises StoreError if an unfinished run's
-    work would be lost.
+    The caller holds the write lock. Nothing is done if fewer than `min_saved` files, over all tables, would be saved,
+    or written without the many rows that have left them. `lay_out` also rewrites each larger file whose vectors an
+    earlier release has written, so that they are read fast. `choose_index` chooses the new publication's index and
+    makes its word index; None keeps the index and makes no word index. Returns the new publication, or None, and the
+    result for each table. Raises StoreError if an unfinished run's work would be lost.
     """
     current = writable(files)
     parts = parts_at(files, current)
@@ -92,6 +98,7 @@ def compact(
         model: {name: plan_groups(of_table, target) for name, of_table in tables.items()}
         for model, tables in parts.items()
     }
+    num_folded = sum(len(group) == 1 for tables in groups.values() for own in tables.values() for group in own)
     slow = {model: _not_laid_out(files, current, model, groups[model]) for model in parts} if lay_out else {}
     for model, of_model in slow.items():
         groups[model]["embeddings"] += [[part] for part in of_model]
@@ -101,10 +108,11 @@ def compact(
         for name, of_table in tables.items()
     ]
     num_saved = sum(each.num_files_before - each.num_files_after for each in done)
-    if num_saved < min_saved and not any(slow.values()):
+    if num_saved + num_folded < min_saved and not any(slow.values()):
         return None, done
     _refuse_unfinished_runs(files)
-    LOG.info(f"compacting: {plural(num_saved, 'part file')} fewer")
+    marked = f", {num_folded:,} written without rows that have left" if num_folded else ""
+    LOG.info(f"compacting: {plural(num_saved, 'part file')} fewer{marked}")
     operation = begin(files, "compaction", current)
     wanted = {
         model: {

@@ -24,7 +24,7 @@ from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import unneeded_words
 from shards.file_schema import parse_json
 
-_PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
+_PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.(?:parquet|bin)")
 _JOURNAL = re.compile(
     rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{INPUT_FOLDER}/[^/]+|{re.escape(INTENT_FILE)}|retired[^/]*\.parquet)"
 )
@@ -188,9 +188,9 @@ def kept_publications(
 def _parts(files: StoreFiles, versions: Sequence[Current], unfinished: set[str]) -> list[FileInfo]:
     doomed = []
     for name in TABLES:
-        needed = set(RecordTable(files, name).paths())  # the newest version, which other Delta readers open
+        needed = RecordTable(files, name).needed_files()  # the newest version, which other Delta readers open
         for version in versions:
-            needed.update(RecordTable(files, name, getattr(version, name)).paths())
+            needed.update(RecordTable(files, name, getattr(version, name)).needed_files())
         for path, size_bytes in part_files(files, name).items():
             match = _PART.fullmatch(path)
             if match and path not in needed and match["run_id"] not in unfinished:

@@ -34,7 +34,7 @@ from embedder.store.layout import (
     swap_record,
     write_record,
 )
-from embedder.store.part_file import PartFile
+from embedder.store.part_file import PartFile, PartKey
 from embedder.store.publish.deletions import list_deletion, open_lists
 from embedder.store.schema import TABLES
 from embedder.store.store_info import MODEL_FIELDS, check_writable, read_published, read_store_info, served_info
@@ -171,14 +171,14 @@ def _with_fields(record: Published, model: str, fields: Mapping[str, Any]) -> Pu
     return record.model_copy(update=changes)
 
 
-def count_rows(files: StoreFiles, version: Current, states: dict[str, Counter[str]]) -> dict[str, int]:
-    """Count the rows of a publication's tables; `states` caches item states by part file and is updated."""
+def count_rows(files: StoreFiles, version: Current, states: dict[PartKey, Counter[str]]) -> dict[str, int]:
+    """Count the rows of a publication's tables; `states` caches item states by `PartFile.key` and is updated."""
     items = RecordTable(files, "items", version.items)
     total = Counter[str]()
     for part in items.parts():
-        if part.path not in states:
-            states[part.path] = count_states(items, part)
-        total.update(states[part.path])
+        if part.key not in states:
+            states[part.key] = count_states(items, part)
+        total.update(states[part.key])
     return _count_vectors(files, version) | {
         "num_items": total.total() - total["left_out"],
         "num_rejected": total["rejected"],
@@ -241,8 +241,8 @@ def _count_since(files: StoreFiles, version: Current, last: Published | None) ->
     if last is None:
         return count_rows(files, version, {})
     items, before = (RecordTable(files, "items", each.items) for each in (version, last))
-    held, was = ({part.path: part for part in each.parts()} for each in (items, before))
-    added, gone = ([part for path, part in one.items() if path not in two] for one, two in ((held, was), (was, held)))
+    held, was = ({part.key: part for part in each.parts()} for each in (items, before))
+    added, gone = ([part for key, part in one.items() if key not in two] for one, two in ((held, was), (was, held)))
     if len(added) + len(gone) >= len(held):
         return count_rows(files, version, {})
     change = Counter[str]()

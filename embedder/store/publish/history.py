@@ -134,11 +134,11 @@ def readable(files: StoreFiles, versions: Iterable[Current], without: Iterable[s
 
 
 def part_files(files: StoreFiles, name: str) -> dict[str, int]:
-    """Return all part files in a table's folder, needed or not: path relative to the folder -> size in bytes."""
+    """Return all part files and files of deletion vectors of a table, needed or not: path below its folder -> bytes."""
     return {
         info.path.removeprefix(f"{name}/"): info.size_bytes
         for info in files.list(name)
-        if info.path.endswith(".parquet") and "/_delta_log/" not in info.path
+        if info.path.endswith((".parquet", ".bin")) and "/_delta_log/" not in info.path
     }
 
 
@@ -154,7 +154,7 @@ def _list_readable(files: StoreFiles, name: str, numbers: set[int], gone: set[st
 
 def _is_whole(files: StoreFiles, name: str, number: int, there: set[str]) -> bool:
     try:
-        return there.issuperset(RecordTable(files, name, number).paths())
+        return there.issuperset(RecordTable(files, name, number).needed_files())
     except StoreError:  # its log entries are gone
         return False
 

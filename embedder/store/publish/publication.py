@@ -2,8 +2,9 @@
 
 from base64 import b64decode
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,19 +13,34 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.finished import KEYS, Finished, count_rows, hash_rows, ids_in
 from embedder.store.journal.journal import JournalEntry
 from embedder.store.journal.metadata_updates import MOVED, move_rows
-from embedder.store.journal.part_writer import RunMetadata, rewrite_each, rewritten_name, store_part
+from embedder.store.journal.part_writer import (
+    VECTOR_COLUMNS,
+    RunMetadata,
+    gather_rows,
+    rewrite_each,
+    rewritten_name,
+    store_part,
+)
 from embedder.store.journal.runs import Run
 from embedder.store.layout import Current, Kind, Record, StoreInfo
 from embedder.store.part_file import PartFile
 from embedder.store.publish.interim import NO_IDS
 from embedder.store.schema import TABLES, with_carryover
 from embedder.store.tables.arrow_lookup import KnownIds
+from embedder.store.tables.deletion_vectors import Mask, Rows, marked_stats, store_vectors
 from embedder.store.tables.tables import RecordTable
 
 INTENT_FILE = "publication.json"
 RETIRED_FILE = "retired.parquet"
 MANY_IDS = 1 << 20
 """Number of items above which those that replace none are found first: each takes 80 bytes, or more with a long id."""
+MAX_MARKED = 0.5
+"""Share of a part file's rows that may have left before it is written anew: that writes no more than what left."""
+ROWS_PER_MOVED = 10_000
+"""Rows with new metadata in one part file; they are gathered from all that mark them."""
+
+MarkRows = Literal["auto"] | bool
+"""Whether rows that leave are marked by deletion vectors; auto: in tables that have some, whose readers know them."""
 
 
 class PublishIntent(Record):
@@ -49,6 +65,8 @@ class PublishIntent(Record):
     """Further models of the run; the intent of each is in the run's folder of its view."""
     kept_models: tuple[str, ...] | None = None
     """Published models that stay unchanged besides those; None: all."""
+    deletion_vectors: MarkRows = "auto"
+    """Whether rows that leave are marked, instead of their part files being written without them."""
 
     @property
     def column_schema(self) -> pa.Schema:
@@ -147,34 +165,112 @@ def _with_new_rows(whole: pa.Table) -> pa.Table:
     return whole.filter(pc.invert(whole["kept"]))
 
 
+@dataclass(frozen=True)
+class _Change:
+    """Part file with rows that leave or get new metadata; `stays` has a bit for each of its rows, packed.
+
+    `moves` has the new metadata of those that stay.
+    """
+
+    part: PartFile
+    stays: "np.ndarray[Any, np.dtype[np.uint8]]"
+    moving: Rows
+    moves: pa.Table
+
+    @property
+    def num_marked(self) -> int:
+        """Number of the file's rows that have left if these are marked."""
+        num_leaving = int(np.count_nonzero(~self.stays_mask)) + len(self.moving)
+        return self.part.num_stored - self.part.num_rows + num_leaving
+
+    @property
+    def stays_mask(self) -> Mask:
+        """Mask of the rows that stay."""
+        return np.unpackbits(self.stays, count=self.part.num_rows).astype(np.bool_)
+
+
 def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile], list[str]]:
-    """Copy on write: return new files with the rows that stay, and the files with older rows of the same items."""
-    parts = table.parts()
-    if not parts:
-        return [], []
+    """Return what replaces the files with older rows of the same items, and the paths of these.
+
+    Such a file is written anew with the rows that stay (copy on write), or it stays and the others are marked.
+    """
     moves = work.moves if table.name == "embeddings" else MOVED.empty_table()
     leaving, moving = KnownIds(_leaving(work, table)), KnownIds(moves["item_id"])
-    adds: list[PartFile] = []
-    removes: list[str] = []
+    touched = [
+        each for each in table.parts() if leaving.any_between(each.id_range) or moving.any_between(each.id_range)
+    ]
 
-    def replace(part: PartFile) -> tuple[bool, PartFile | None]:
-        """Return whether the part file leaves, and the file with its remaining rows."""
+    def find(part: PartFile) -> _Change | None:
         rows = table.read(["item_id", *moves.schema.names[1:]], [part.path])
-        stays = pc.invert(leaving.are_listed(rows["item_id"]))
+        stays = pc.invert(leaving.are_listed(rows["item_id"])).to_numpy()
         moves_here = moves.take(moving.find_among(rows["item_id"]))
-        num_left = pc.sum(stays).as_py() or 0
-        if num_left == rows.num_rows and move_rows(rows, moves_here).equals(rows):
-            return False, None
-        if not num_left:
-            return True, None
-        content = table.read(paths=[part.path]).filter(stays)
-        return True, _rewrite(work, table, part.path, move_rows(content, moves_here))
+        if stays.all() and move_rows(rows, moves_here).equals(rows):
+            return None
+        is_moving = pc.is_in(rows["item_id"], value_set=moves_here["item_id"].combine_chunks()).to_numpy() & stays
+        return _Change(part, np.packbits(stays), np.flatnonzero(is_moving), moves_here)
 
-    touched = [each for each in parts if leaving.any_between(each.id_range) or moving.any_between(each.id_range)]
-    for part, (leaves, rest) in zip(touched, rewrite_each(replace, touched), strict=True):
-        removes += [part.path] if leaves else []
-        adds += [rest] if rest is not None else []
-    return adds, removes
+    changes = [change for change in rewrite_each(find, touched) if change is not None]
+    setting = work.intent.deletion_vectors
+    may_mark = table.has_deletion_vectors if setting == "auto" else setting
+    marked = [each for each in changes if may_mark and each.num_marked <= MAX_MARKED * each.part.num_stored]
+    own = {each.part.path for each in marked}
+    others = [each for each in changes if each.part.path not in own]
+    rewritten = rewrite_each(lambda each: _rest(work, table, each), others)
+    adds = [*(rest for rest in rewritten if rest is not None), *_mark(work, table, marked)]
+    return adds, [change.part.path for change in changes]
+
+
+def _rest(work: Publication, table: RecordTable, change: _Change) -> PartFile | None:
+    """Write a part file with the rows that stay; None if there are none."""
+    stays = change.stays_mask
+    if not stays.any():
+        return None
+    content = table.read(paths=[change.part.path]).filter(pa.array(stays))
+    return _rewrite(work, table, change.part.path, move_rows(content, change.moves))
+
+
+def _mark(work: Publication, table: RecordTable, changes: list[_Change]) -> list[PartFile]:
+    """Mark the rows that leave; return the part files with their marks, and new ones of the rows with new metadata."""
+    rows = {each.part.path: _marked(table, each) for each in changes}
+    vectors = store_vectors(work.files, table.name, work.run_id, work.intent.session, rows)
+    parts = [
+        each.part.model_copy(
+            update={
+                "num_rows": each.part.num_stored - each.num_marked,
+                "stats": marked_stats(each.part.stats, _count_marked_nulls(table, each.part, rows[each.part.path])),
+                "deletion_vector": vectors[each.part.path],
+            }
+        )
+        for each in changes
+    ]
+    moved = (
+        move_rows(table.read(paths=[each.part.path]).take(pa.array(each.moving)), each.moves)
+        for each in changes
+        if len(each.moving)
+    )
+    for number, content in enumerate(gather_rows(moved, ROWS_PER_MOVED)):
+        path = rewritten_name(work.run_id, work.intent.session, "rewrite", [f"moved-{number}", *sorted(rows)])
+        parts.append(store_part(work.files, table.name, path, content, work.intent.session))
+    return parts
+
+
+def _marked(table: RecordTable, change: _Change) -> Rows:
+    """Return the rows of a stored part file that have left after a change, with those that had left before."""
+    leaving = ~change.stays_mask
+    leaving[change.moving] = True
+    before = table.marked_rows(change.part.path)
+    if before is None:
+        return np.flatnonzero(leaving)
+    live = np.delete(np.arange(change.part.num_stored), before)
+    return np.union1d(before, live[leaving])
+
+
+def _count_marked_nulls(table: RecordTable, part: PartFile, rows: Rows) -> dict[str, int]:
+    """Count the rows without a vector among those that have left, by column, where the statistics don't tell."""
+    counts = part.null_counts
+    unsure = [name for name in VECTOR_COLUMNS if 0 < counts.get(name, 0) < part.num_stored]
+    stored = table.read_stored(part.path, unsure).take(pa.array(rows)) if unsure else pa.table({})
+    return {name: stored[name].null_count for name in unsure}
 
 
 def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:

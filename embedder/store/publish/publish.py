@@ -266,7 +266,7 @@ def _unneeded_parts(work: Publication, current: Current) -> list[str]:
     kept = kept_parts(work.entries, work.published_names)
     doomed = []
     for name in TABLES:
-        needed = {*RecordTable(files, name, getattr(own, name)).paths(), *kept}
+        needed = {*RecordTable(files, name, getattr(own, name)).needed_files(), *kept}
         for info in files.list(name, f"{name}/part-{work.run_id}-"):
             path = info.path.removeprefix(f"{name}/")
             if path.startswith(f"part-{work.run_id}-") and path not in needed:

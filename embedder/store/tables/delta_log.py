@@ -16,6 +16,7 @@ from embedder.store.backends import is_unfinished
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.layout import swap_bytes
 from embedder.store.part_file import PartFile
+from embedder.store.tables.deletion_vectors import files_of, has_feature, with_feature
 from shards.file_schema import parse_json
 
 LOG_FOLDER = "_delta_log"
@@ -30,32 +31,37 @@ def replay(
 ) -> Iterator[tuple[int, set[str]]] | None:
     """Replay the log once for all wanted versions of a table; opening each separately would replay it for each.
 
-    Gives each version with its part files except `without` (all relative to the table's folder), in a set that changes
-    with the next version. None if the log doesn't reach back to its first entry.
+    Gives each version with its part files and files of deletion vectors, except `without` (all relative to the table's
+    folder), in a set that changes with the next version. None if the log doesn't reach back to its first entry.
     """
     entries = [f"{table}/{LOG_FOLDER}/{number:020d}.json" for number in range(max(wanted, default=-1) + 1)]
     if not {info.path for info in files.list(f"{table}/{LOG_FOLDER}")}.issuperset(entries):
         return None
-    return _replay(files, entries, wanted, without)
+    return _replay(files, table, entries, wanted, without)
 
 
 def _replay(
-    files: StoreFiles, entries: Sequence[str], wanted: Collection[int], without: Collection[str]
+    files: StoreFiles, table: str, entries: Sequence[str], wanted: Collection[int], without: Collection[str]
 ) -> Iterator[tuple[int, set[str]]]:
     held: set[str] = set()
-    for number, changes in enumerate(files.stream(lambda path: _changes(files, path), entries)):
+    vectors: dict[str, str] = {}  # part file -> file of its deletion vector, which several may share
+    for number, changes in enumerate(files.stream(lambda path: _changes(files, table, path), entries)):
         added, removed = changes
         held.difference_update(removed)
-        held.update(path for path in added if path not in without)
+        for path in removed if vectors else ():
+            vectors.pop(path, None)
+        held.update(path for path, *_ in added if path not in without)
+        vectors.update((path, own[0]) for path, *own in added if own and own[0] not in without)
         if number in wanted:
-            yield number, held
+            yield number, held.union(vectors.values()) if vectors else held
 
 
-def _changes(files: StoreFiles, path: str) -> tuple[list[str], list[str]]:
+def _changes(files: StoreFiles, table: str, path: str) -> tuple[list[list[str]], list[str]]:
+    """Return the files that an entry adds, each with that of its deletion vector, and those that it removes."""
     added, removed = [], []
     for action in read_actions(files, path)[0]:
         if "add" in action:
-            added.append(action["add"]["path"])
+            added.append([*files_of(table, action["add"])])
         elif "remove" in action:
             removed.append(action["remove"]["path"])
     return added, removed
@@ -137,11 +143,11 @@ def entry_file(table: str, number: int) -> str:
     return f"{table}/{LOG_FOLDER}/{number:020d}.json"
 
 
-def commit_entry(run_id: str, session: str, now_ms: int, adds: Sequence[Action], removes: Sequence[Action]) -> bytes:
-    """Return a log entry that adds and removes files."""
+def commit_entry(run_id: str, session: str, now_ms: int, actions: Sequence[Action]) -> bytes:
+    """Return a log entry with some actions, which add and remove files."""
     info = {"timestamp": now_ms, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "session": session}
     first = [{"commitInfo": info}, {"txn": {"appId": run_id, "version": 1, "lastUpdated": now_ms}}]
-    return "\n".join(map(json.dumps, [*first, *adds, *removes])).encode()
+    return "\n".join(map(json.dumps, [*first, *actions])).encode()
 
 
 def table_entry(schema: pa.Schema) -> bytes:
@@ -153,13 +159,15 @@ def table_entry(schema: pa.Schema) -> bytes:
         return (Path(folder) / entry_file("", 0).lstrip("/")).read_bytes()
 
 
-def columns_entry(files: StoreFiles, table: str, version: int, schema: pa.Schema) -> bytes:
-    """Return an entry that gives a table other columns."""
+def columns_entry(files: StoreFiles, table: str, version: int, schema: pa.Schema, protocol: Action) -> bytes:
+    """Return an entry that gives a table other columns; `protocol` is that of the version."""
     new = {kind: action for each in parse_entry(table_entry(schema)) for kind, action in each.items()}
     with _local_log(files, table, version) as folder:
         from deltalake import DeltaTable
 
         metadata = DeltaTable(str(folder)).metadata()
+    if has_feature(protocol):
+        new["protocol"] = with_feature(new["protocol"])
     fields = {"id": str(metadata.id), "configuration": metadata.configuration, "createdTime": metadata.created_time}
     return "\n".join(
         map(

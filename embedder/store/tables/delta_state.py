@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedder.store.files import StoreFiles
+from embedder.store.tables.deletion_vectors import FEATURE, vector_of
 from embedder.store.tables.delta_log import LOG_FOLDER, Action, entry_file, last_checkpoint, parse_entry
 from shards.file_schema import parse_json
 
-READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz"})
-CHECKPOINT_COLUMNS = ["add.path", "add.size", "add.stats", "protocol", "metaData.schemaString", "txn"]
+READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz", FEATURE})
+CHECKPOINT_COLUMNS = ["add.path", "add.size", "add.stats", "add.deletionVector", "protocol", "metaData", "txn"]
 
 _ENTRY = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
@@ -50,12 +51,15 @@ class TableState(NamedTuple):
     """Table at one version.
 
     `adds` maps each part file's path to its log entry; `transactions` maps each run id with a commit in the table to 1.
+    `protocol` and `metadata` are the last actions of these kinds.
     """
 
     version: int
     schema: pa.Schema
     adds: dict[str, Action]
     transactions: dict[str, int]
+    protocol: Action
+    metadata: Action
 
 
 def read_state(files: StoreFiles, table: str, version: int | None = None) -> TableState | None:
@@ -98,7 +102,7 @@ def _read_version(files: StoreFiles, table: str, version: int, checkpoints: Mapp
 def advance(state: TableState | None, entry: bytes) -> TableState:
     """Return the state after the next log entry (None: before the first); LogError if it can't be read."""
     try:
-        return _replay(state, 0 if state is None else state.version + 1, parse_entry(entry))
+        return _replay(state, 0 if state is None else state.version + 1, [parse_entry(entry)])
     except (ValueError, LookupError, TypeError) as error:
         raise LogError(f"{type(error).__name__}: {error}") from None
 
@@ -131,26 +135,30 @@ def _parse_actions(path: str, content: bytes) -> list[Action]:
 def _state_at(version: int, paths: Sequence[str], contents: Sequence[bytes]) -> TableState:
     """Return the state of a version from the log files that it needs, in order."""
     pieces = (_parse_actions(path, content) for path, content in zip(paths, contents, strict=True))
-    return _replay(None, version, (action for piece in pieces for action in piece))
+    return _replay(None, version, pieces)
 
 
-def _replay(state: TableState | None, version: int, actions: Iterable[Action]) -> TableState:
-    columns, adds, transactions = "", {}, {}
-    if state is not None:
-        adds, transactions = dict(state.adds), dict(state.transactions)
-    for action in actions:
-        if "add" in action:
-            adds[action["add"]["path"]] = action["add"]
-        elif "remove" in action:
-            adds.pop(action["remove"]["path"], None)
-        elif "protocol" in action:
-            _check_protocol(action["protocol"])
-        elif "metaData" in action:
-            columns = action["metaData"]["schemaString"]
-        elif "txn" in action:
-            transactions[action["txn"]["appId"]] = action["txn"]["version"]
-    schema = state.schema if state is not None and not columns else _schema(columns)
-    return TableState(version, schema, adds, transactions)
+def _replay(state: TableState | None, version: int, pieces: Iterable[Sequence[Action]]) -> TableState:
+    """Apply log files one after the other; what a file removes was there before it: it may add it with other rows."""
+    adds, transactions = ({}, {}) if state is None else (dict(state.adds), dict(state.transactions))
+    protocol, metadata = ({}, {}) if state is None else (state.protocol, state.metadata)
+    for actions in pieces:
+        for path in [action["remove"]["path"] for action in actions if "remove" in action]:
+            adds.pop(path, None)
+        for action in actions:
+            if "add" in action:
+                vector_of(action["add"])
+                adds[action["add"]["path"]] = action["add"]
+            elif "protocol" in action:
+                protocol = action["protocol"]
+                _check_protocol(protocol)
+            elif "metaData" in action:
+                metadata = action["metaData"]
+            elif "txn" in action:
+                transactions[action["txn"]["appId"]] = action["txn"]["version"]
+    same = state is not None and state.metadata is metadata
+    schema = state.schema if state is not None and same else _schema(metadata["schemaString"])
+    return TableState(version, schema, adds, transactions, protocol, metadata)
 
 
 @lru_cache(maxsize=64)

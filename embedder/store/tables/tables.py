@@ -12,6 +12,17 @@ from embedder.storage.vector_pages import Floats, Place, VectorColumn, is_laid_o
 from embedder.store.files import StoreFiles
 from embedder.store.part_file import PartFile
 from embedder.store.schema import TABLES, with_nulls
+from embedder.store.tables.deletion_vectors import (
+    Mask,
+    Rows,
+    files_of,
+    has_feature,
+    live_rows,
+    marked_rows,
+    vector_of,
+    with_feature,
+    with_property,
+)
 from embedder.store.tables.delta_log import Action, columns_entry, commit_entry, entry_file, put_checkpoint, table_entry
 from embedder.store.tables.delta_state import LogError, TableState, advance, read_state
 from shards.file_schema import parse_json
@@ -63,6 +74,10 @@ class RecordTable:
     def paths(self) -> list[str]:
         """Return the files of this version, relative to the table's folder, sorted."""
         return sorted(self._adds)
+
+    def needed_files(self) -> set[str]:
+        """Return all files that this version needs, relative to the table's folder: also those of deletion vectors."""
+        return {path for add in self._adds.values() for path in files_of(self.name, add)}
 
     def num_rows(self) -> int:
         """Return the number of rows of this version, by its log."""
@@ -151,20 +166,21 @@ class RecordTable:
         return _part(self.name, self._adds[path]) if path in self._adds else None
 
     def _read_vectors(self, path: str, column: str, place: Place | None = None) -> VectorColumn:
-        """Read the vectors of all rows of one file; a footer that has lost rows or the column differs from the log."""
-        part = self._part_of(path)
+        """Read the vectors of one file's rows; a footer that has lost rows or the column differs from the log."""
+        part, mask = self._part_of(path), self._live_rows(path)
         with self._named_errors(path):
-            found = self.files.read_vectors(f"{self.name}/{path}", column, place)
+            found = self.files.read_vectors(f"{self.name}/{path}", column, place if mask is None else None)
             if part is None:
                 return found
-            num_vectors = part.num_rows - (part.num_null(column) or 0)
-            is_lost = num_vectors and part.num_null(column) is not None and not len(found.values)
-            if len(found.present) != part.num_rows or is_lost:
+            num_null = part.null_counts.get(column)
+            num_vectors = part.num_stored - (num_null or 0)
+            is_lost = num_vectors and num_null is not None and not len(found.values)
+            if len(found.present) != part.num_stored or is_lost:
                 raise pa.ArrowInvalid(
-                    f"it has {len(found.values):,} vectors in {len(found.present):,} rows, and the log tells "
-                    f"{num_vectors:,} in {part.num_rows:,}"
+                    f"it has {len(found.values):,} vectors in {len(found.present):,} rows, and the log says "
+                    f"{num_vectors:,} in {part.num_stored:,}"
                 )
-            return found
+        return found if mask is None else _select(found, mask, place)
 
     def _read_schema(self, columns: list[str] | None) -> pa.Schema:
         """Return the types of columns (None: all) as they are read, including those that an older file lacks."""
@@ -173,6 +189,35 @@ class RecordTable:
         return pa.schema([own.field(name) if name in own.names else there.field(name) for name in wanted])
 
     def _read_file(self, path: str, columns: list[str] | None, schema: pa.Schema) -> pa.Table:
+        """Read the rows of a file that are in this version: all if it doesn't have the file."""
+        rows, mask = self._read_stored(path, columns, schema), self._live_rows(path)
+        if mask is None:
+            return rows
+        if len(mask) != rows.num_rows:
+            raise StoreError(
+                f"{self.files.uri(f'{self.name}/{path}')}: {rows.num_rows:,} rows, and the log says {len(mask):,}, of "
+                "which some have left; restore the file from a backup, or go back with `embedder rollback`"
+            )
+        return rows.filter(pa.array(mask)) if rows.num_columns else rows.slice(0, int(mask.sum()))
+
+    def read_stored(self, path: str, columns: list[str]) -> pa.Table:
+        """Read all rows of a file, also those that have left this version; StoreError as for `read`."""
+        return self._read_stored(path, columns, self._read_schema(columns))
+
+    def marked_rows(self, path: str) -> Rows | None:
+        """Return the rows of a file that have left this version by its deletion vector; None if it has none."""
+        add = self._adds.get(path, {})
+        vector = vector_of(add)
+        if vector is None:
+            return None
+        return marked_rows(self.files, self.name, vector, parse_json(add["stats"])["numRecords"])
+
+    def _live_rows(self, path: str) -> Mask | None:
+        """Return a mask of the rows of a file that are in this version; None for all."""
+        marked = self.marked_rows(path)
+        return None if marked is None else live_rows(marked, parse_json(self._adds[path]["stats"])["numRecords"])
+
+    def _read_stored(self, path: str, columns: list[str] | None, schema: pa.Schema) -> pa.Table:
         with self._named_errors(path):
             content = self.files.read_table(f"{self.name}/{path}", columns)
         return with_nulls(content, schema)
@@ -209,6 +254,11 @@ class RecordTable:
                 "the same columns with the same types as before, or start another store"
             )
 
+    @property
+    def has_deletion_vectors(self) -> bool:
+        """Whether the table's readers have to know deletion vectors, as some commit brought one."""
+        return self._state is not None and has_feature(self._state.protocol)
+
     def is_committed(self, run_id: str) -> bool:
         """Return whether the run's commit is already in the table."""
         return self._state is not None and run_id in self._state.transactions
@@ -224,20 +274,33 @@ class RecordTable:
         `schema` is for a table that doesn't exist yet. Raises LeaseLostError if another run has taken over the store.
         """
         schema = schema if schema is not None else self.schema if self.schema is not None else TABLES[self.name]
-        kept = {part.path for part in wanted}
+        kept = {part.path: part.deletion_vector for part in wanted}
         while True:
             if self._state is None:
                 self._put_entry(0, table_entry(schema))
                 continue
-            held = set(self._adds)
+            held = {path: vector_of(add) for path, add in self._adds.items()}
             if held == kept:
                 return self.version
             now_ms = int(self.files.environment.now().timestamp() * 1000)
-            adds = [_add(part, now_ms) for part in wanted if part.path not in held]
-            removes = [_remove(path, now_ms) for path in sorted(held - kept)]
-            number = self.version + 1
-            if self._put_entry(number, commit_entry(mark, session, now_ms, adds, removes)) and number % 100 == 0:
+            adds = [
+                _add(part, now_ms)
+                for part in wanted
+                if part.path not in held or held[part.path] != part.deletion_vector
+            ]
+            left = sorted(path for path, vector in held.items() if path not in kept or kept[path] != vector)
+            removes = [_remove(self._adds[path], now_ms) for path in left]
+            upgrade = self._upgrade() if any(part.deletion_vector for part in wanted) else []
+            number, actions = self.version + 1, [*upgrade, *adds, *removes]
+            if self._put_entry(number, commit_entry(mark, session, now_ms, actions)) and number % 100 == 0:
                 self.write_checkpoint()
+
+    def _upgrade(self) -> list[Action]:
+        """Return the actions by which readers have to know deletion vectors from then on; none if they have to."""
+        if self._state is None or self.has_deletion_vectors:
+            return []
+        protocol, metadata = with_feature(self._state.protocol), with_property(self._state.metadata)
+        return [{"protocol": protocol}, {"metaData": metadata}]
 
     def _put_entry(self, number: int, data: bytes) -> bool:
         """Write a log entry unless its number is taken, and read the one that is then there."""
@@ -262,7 +325,19 @@ class RecordTable:
             if not lacking:
                 return
             whole = pa.schema([*self._state.schema, *lacking])
-            self._put_entry(self.version + 1, columns_entry(self.files, self.name, self.version, whole))
+            self._put_entry(
+                self.version + 1, columns_entry(self.files, self.name, self.version, whole, self._state.protocol)
+            )
+
+
+def _select(column: VectorColumn, mask: Mask, place: Place | None) -> VectorColumn:
+    """Return the vectors of some rows of a file, in memory that `place` gives."""
+    values = column.values[mask[column.present]]
+    if place is not None:
+        own = place(*values.shape)
+        own[:] = values
+        values = own
+    return VectorColumn(values, column.present[mask])
 
 
 class _Matrix:
@@ -302,16 +377,19 @@ class _Matrix:
 
 
 def _part(table: str, add: Action) -> PartFile:
-    num_rows = parse_json(add["stats"])["numRecords"]
-    return PartFile(
-        table=table, path=add["path"], num_rows=num_rows, size_bytes=add["size"], stats=add["stats"], session=""
-    )
+    vector = vector_of(add)
+    num_rows = parse_json(add["stats"])["numRecords"] - (vector.cardinality if vector is not None else 0)
+    fields = {"path": add["path"], "num_rows": num_rows, "size_bytes": add["size"], "stats": add["stats"]}
+    return PartFile(table=table, session="", deletion_vector=vector, **fields)
 
 
 def _add(part: PartFile, now_ms: int) -> Action:
     fields = {"size": part.size_bytes, "modificationTime": now_ms, "dataChange": True, "stats": part.stats}
-    return {"add": {"path": part.path, "partitionValues": {}} | fields}
+    vector = {} if part.deletion_vector is None else {"deletionVector": part.deletion_vector.action()}
+    return {"add": {"path": part.path, "partitionValues": {}} | fields | vector}
 
 
-def _remove(path: str, now_ms: int) -> Action:
-    return {"remove": {"path": path, "deletionTimestamp": now_ms, "dataChange": True}}
+def _remove(add: Action, now_ms: int) -> Action:
+    vector = vector_of(add)
+    own = {} if vector is None else {"deletionVector": vector.action()}
+    return {"remove": {"path": add["path"], "deletionTimestamp": now_ms, "dataChange": True} | own}

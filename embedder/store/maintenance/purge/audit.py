@@ -16,6 +16,7 @@ from embedder.store.maintenance.purge.id_matcher import ItemNames
 from embedder.store.publish.query_towers import is_tower_file
 from embedder.store.publish.tombstones import PURGED_FILE
 from embedder.store.tables.delta_log import LOG_FOLDER
+from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.tables.tables import RecordTable
 from shards.file_schema import parse_json
 
@@ -31,8 +32,8 @@ RECORDS = (
 )
 """Files with fixed keys, without an item's name or text; a word in them that equals an id is not the item."""
 
-NUMBERS = (".faiss", ".npy", ".npz", ".codes", ".u8", ".u16", ".u32", ".u64")
-"""Index files with only numbers; the ids are in other files."""
+NUMBERS = (".bin", ".faiss", ".npy", ".npz", ".codes", ".u8", ".u16", ".u32", ".u64")
+"""Files of indexes and deletion vectors with only numbers; the ids are in other files."""
 
 
 def is_free_text(info: FileInfo) -> bool:
@@ -108,9 +109,9 @@ def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str
     if table.schema is None or "text_embedding" not in table.schema.names:  # other models may have no vectors
         return frozenset()
     for path in paths:
-        rows, block = table.read(["item_id"], [path]), table.read_vectors("text_embedding", [path])
-        is_wanted = is_among(rows["item_id"], ids).to_numpy()[block.present]
-        found.update(vector.tobytes() for vector in block.values[is_wanted])
+        rows = table.read_stored(path, ["item_id", "text_embedding"])
+        vectors = rows["text_embedding"].filter(is_among(rows["item_id"], ids)).drop_null()
+        found.update(vector.tobytes() for vector in unpack_vectors(vectors))
     return frozenset(found)
 
 

@@ -5,7 +5,7 @@ they leave the published state, then indexes, texts and logs. Part files come la
 which the rest is searched. After a kill at any point, the same command continues.
 
 Older versions stay readable: their part files are rewritten in place, so that every version keeps its list of files,
-and the log gets the new sizes. The published state has no such file.
+and the log gets the new sizes (with deletion vectors: see `blank_rows`). The published state has no such file.
 """
 
 import json
@@ -36,6 +36,7 @@ from embedder.store.maintenance.purge.audit import (
     scan_store,
     texts_of,
 )
+from embedder.store.maintenance.purge.blank_rows import blank, find_vectors, mark_blanked
 from embedder.store.maintenance.purge.id_matcher import ItemNames
 from embedder.store.maintenance.purge.purge_plan import (
     PurgePlan,
@@ -45,7 +46,7 @@ from embedder.store.maintenance.purge.purge_plan import (
     plan_purge,
     split_segment,
 )
-from embedder.store.part_file import PartFile
+from embedder.store.part_file import PartFile, PartKey
 from embedder.store.publish.current import (
     IndexChoice,
     begin,
@@ -182,7 +183,7 @@ def _forget_indexes(files: StoreFiles, folders: Collection[str]) -> None:
 def _recount(files: StoreFiles) -> None:
     whole = readable(files, publications(files))
     for model in ["", *model_folders(files)]:
-        view, known = model_files(files, model), dict[str, Counter[str]]()
+        view, known = model_files(files, model), dict[PartKey, Counter[str]]()
         for record in publications(view):
             if record.run_id in whole:
                 update_record(view, record.run_id, count_rows(view, record, known))
@@ -274,12 +275,17 @@ def _rewrite_in_place(
         return
     view = model_files(files, model)
     table, places = RecordTable(view, name), places_of(view, name, set(own.values()))
+    vectors = find_vectors(view, name, set(own.values()))
     for group in _groups(list(own)):
         paths = [own[info] for info in group]
         tags = {path: view.read_tagged(f"{name}/{path}")[1] for path in paths}
-        new = {path: encode_part(name, path, _rest(table, path, ids), session="") for path in paths}
-        for log_path in sorted(set().union(*(places[path] for path in paths))):
+        plain = [path for path in paths if path not in vectors]
+        new = {path: encode_part(name, path, _rest(table, path, ids), session="") for path in plain}
+        for log_path in sorted(set().union(*(places[path] for path in plain))):
             restate_parts(view, log_path, {path: part for path, (part, _) in new.items()})
+        if blanked := {path: blank(table, path, ids) for path in paths if path in vectors}:
+            mark_blanked(view, name, blanked, vectors)
+            new |= {path: (each.part, each.data) for path, each in blanked.items()}
         for path, (_, content) in new.items():
             files.confirm_lease()
             try:

@@ -151,8 +151,9 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
         *inputs,
         *(rows.info for path, rows in sorted(held.items()) if path not in needed),
     ]
+    shown = _published_rows(files, current, [held[path] for path in published])
     return PurgePlan(
-        items=tuple(_items(names.ids, [held[path] for path in published], purged, current)),
+        items=tuple(_items(names.ids, shown, purged, current)),
         names=names,
         rewritten=tuple(held[path].info for path in sorted(needed)),
         published=tuple(held[path].info for path in sorted(published)),
@@ -166,7 +167,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
 
 
 def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str]) -> dict[str, _HeldRows]:
-    """Return the items' rows in each part file that has any, by path."""
+    """Return the items' rows in each part file that has any, by path, also rows that have left by a deletion vector."""
     parts = {info: place for info in infos if (place := place_of(info.path)) is not None}
     tables = {
         (place.model, place.table): RecordTable(model_files(files, place.model), place.table)
@@ -175,12 +176,29 @@ def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str
 
     def read(info: FileInfo) -> _HeldRows:
         model, name, path = parts[info]
-        rows = tables[model, name].read(["item_id", "uri"], [path])
+        rows = tables[model, name].read_stored(path, ["item_id", "uri"])
         rows = rows.filter(is_among(rows["item_id"], ids))
         return _HeldRows(info, Counter(rows["item_id"].to_pylist()), frozenset(rows["uri"].drop_null().to_pylist()))
 
     found = files.each(read, parts)
     return {rows.info.path: rows for rows in found if rows.num_rows}
+
+
+def _published_rows(files: StoreFiles, current: Current | None, held: Sequence[_HeldRows]) -> list[_HeldRows]:
+    """Return the items' rows in some published part files, without those that have left by a deletion vector."""
+    found = []
+    for rows in held:
+        place = place_of(rows.info.path)
+        own = None if place is None or current is None else of_model(current, place.model)
+        if place is not None and own is not None:
+            table = RecordTable(model_files(files, place.model), place.table, getattr(own, place.table))
+            if table.marked_rows(place.path) is not None:
+                ids = table.read(["item_id"], [place.path])["item_id"]
+                counts = Counter(ids.filter(is_among(ids, rows.num_rows)).to_pylist())
+                found.append(_HeldRows(rows.info, counts, rows.uris))
+                continue
+        found.append(rows)
+    return found
 
 
 def _find_names(files: StoreFiles, infos: Sequence[FileInfo], names: ItemNames) -> Named:

@@ -134,7 +134,7 @@ def test_no_log_is_no_table_and_a_version_ahead_is_refused(files, table):
     ("protocol", "reason"),
     [
         ({"minReaderVersion": 2, "minWriterVersion": 5}, "reader version 2"),
-        ({"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"]}, "deletionVectors"),
+        ({"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["columnMapping"]}, "columnMapping"),
     ],
 )
 def test_what_the_stores_tables_do_not_use_is_refused(files, table, protocol, reason):
