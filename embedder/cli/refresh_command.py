@@ -92,6 +92,9 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
         table.add_row(action, f"{each.num_items:,}", f"{each.size_bytes / MIB:,.1f}", each.reason)
     if found.num_taken_over:
         table.add_row("take over", f"{found.num_taken_over:,}", "", "held by a publication that was rolled back")
+    for num, what in ((found.num_moved, "moved"), (found.num_copied, "copies")):
+        if num:
+            table.add_row("of them", f"{num:,}", "", f"probably {what} of published items, whose vectors they keep")
     for source, num in found.retired_by_source.items():
         table.add_row("retire", f"{num:,}", "", f"gone from source {source}" if source else "gone from the source")
     table.add_row("leave alone", f"{found.num_unchanged:,}", "", "unchanged, or finished before")

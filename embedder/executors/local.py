@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -71,8 +72,8 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
 
 def may_be_equal(listing: pa.Table) -> bool:
     """Whether all of a listing's items have rows that may stay or be taken over."""
-    versions = [listing[name] for name in VERSIONS if name in listing.schema.names]
-    return bool(versions) and pc.coalesce(*versions).null_count == 0
+    known = [pc.is_valid(listing[name]) for name in VERSIONS if name in listing.schema.names]
+    return bool(known) and bool(pc.all(reduce(pc.or_, known), min_count=0).as_py())
 
 
 class _Stages:

@@ -1,9 +1,11 @@
 """Comparison of a listing with what is published: what a run has to do, and why. Nothing is written."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pyarrow as pa
 
+from embedder.ingest.copies import Copies, find_copies
 from embedder.ingest.damage import damage_lines
 from embedder.ingest.inputs import Inputs, finished_of_model, resumable
 from embedder.ingest.known_items import left_out_before
@@ -45,6 +47,18 @@ class ListingComparison:
             return False
         has_begun = unfinished is not None and current is not None and current.interim_of == unfinished.run_id
         return not has_begun and not (self.removed and self.inputs.options.may_change)
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Items to embed whose content may be that of a published item."""
+        current = self.current if self.work.outdated is None else None
+        return find_copies(self.inputs.files, current, self.work.difference.to_embed)
+
+    @property
+    def moved_ids(self) -> pa.ChunkedArray:
+        """Published items that are gone, and are probably listed under another id."""
+        gone = self.work.retired["item_id"]
+        return self.copies.moved_ids(gone) if len(gone) else gone
 
     @property
     def damage(self) -> list[str]:

@@ -90,6 +90,10 @@ class Forecast(BaseModel):
     """What holds the store, so that a refresh would do nothing."""
     num_taken_over: int = 0
     """Items in a rolled-back publication, which no model would process."""
+    num_moved: int = 0
+    """Items to embed that are probably published under an id that is gone: they are read, and keep its vectors."""
+    num_copied: int = 0
+    """The same, under an id that stays."""
     num_to_embed: int
     """Items to embed within the limit."""
     num_left: int
@@ -125,6 +129,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     left = replace(found.work.difference, to_embed=held.leave_out(changing))
     num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(found.work, difference=left)
     chosen = left.first(options.limit).to_embed
+    num_moved, num_copied = found.copies.count_likely(work.retired["item_id"])
     return Forecast(
         reasons=_reasons(work),
         num_unchanged=work.difference.num_unchanged,
@@ -132,12 +137,14 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         retired_by_source=count_by_source(work.retired),
         held=_describe_hold(files.address, current, options),
         num_taken_over=num_taken_over,
+        num_moved=num_moved,
+        num_copied=num_copied,
         num_to_embed=chosen.num_rows,
         num_left=left.to_embed.num_rows - chosen.num_rows,
         replaces_all=work.outdated is not None,
         rewrite_bytes=_rewrite_bytes(files, current, work, changing if num_taken_over else chosen),
-        estimate=_estimate(inputs, chosen.num_rows),
-        retire_guard=judge_listing(work, config.max_retire_fraction, options),
+        estimate=_estimate(inputs, max(0, chosen.num_rows - num_moved - num_copied)),
+        retire_guard=judge_listing(work, found.moved_ids, config.max_retire_fraction, options),
         models={plan.model.name: _of_model(plan) for plan in found.plans[1:]},
         removed_models=found.removed if options.may_change else (),
         left_out=tuple(inputs.left_out.with_read(found.read_before).lines()),

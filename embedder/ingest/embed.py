@@ -29,8 +29,8 @@ from embedder.ingest.interim_publications import interim_publications
 from embedder.ingest.model_work import begin_models, check_models, items_of_any_model, report_removed
 from embedder.ingest.publish_or_refuse import end_run, log_left_out
 from embedder.ingest.takeover import (
-    RolledBackItems,
-    RolledBackRecords,
+    HeldItems,
+    HeldRecords,
     find_equal,
     find_held,
     take_over,
@@ -160,11 +160,11 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
 class _Session:
     """Session of a run: the items it embeds, and its run in each model's view, the main model's first.
 
-    `found` is what there was to do, without what was taken over; `held` the items that rolled-back publications hold.
+    `found` is what there was to do, without what was taken over; `held` the items that publications may hold already.
     """
 
     found: ListingComparison
-    held: RolledBackItems
+    held: HeldItems
     chosen: pa.Table
     models: tuple[ModelRun, ...]
 
@@ -173,7 +173,7 @@ def _judge_listing(found: ListingComparison, observer: RunObserver) -> tuple[Ver
     """Judge the listing; if a guard refuses it, report that, and raise."""
     inputs, options = found.inputs, found.inputs.options
     hold = judge_hold(inputs.files.address, found.current, options.forced)
-    listed = judge_listing(found.work, inputs.config.max_retire_fraction, options)
+    listed = judge_listing(found.work, found.moved_ids, inputs.config.max_retire_fraction, options)
     verdicts = (listed,) if hold is None else (hold, listed)
     if any(verdict.blocks for verdict in verdicts):
         earlier = judge_earlier(found.unfinished, found.work, found.current, inputs.config.limits, options)
@@ -210,6 +210,7 @@ def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
     if held.as_listed:
         run = _take_over(run, held.as_listed, to_embed, inputs.config.rows_per_part)
         found = found.with_finished(finished_items(run))  # what could be copied is now in the journal
+    held = replace(held, copies=found.copies.table, current=found.current)
     num_purged = found.listing.num_rows - found.work.num_listed
     LOG.info(found.work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     needed = {plan.model.name: plan.work.difference.first(options.limit).to_embed for plan in found.plans}
@@ -221,7 +222,7 @@ def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
 
 
 def _embed(session: _Session, observer: RunObserver) -> EngineOutcome:
-    """Embed the chosen items; take over those that turn out to be as a rolled-back publication had them."""
+    """Embed the chosen items; take over those whose content turns out to be what a publication holds."""
     inputs, chosen, models = session.found.inputs, session.chosen, session.models
     run = models[0].run
     max_hours = inputs.options.max_hours
@@ -305,8 +306,8 @@ def _end_idle(found: ListingComparison, wall_s: float) -> Report:
     return idle_report(inputs.options.kind, wall_s, outcome, num_unchanged=num_unchanged, left_out=left_out)
 
 
-def _take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, rows_per_part: int) -> Run:
-    """Copy items of rolled-back publications into the run's session; return the run in its next session.
+def _take_over(run: Run, held: tuple[HeldRecords, ...], listed: pa.Table, rows_per_part: int) -> Run:
+    """Copy items of publications into the run's session; return the run in its next session.
 
     `listed` has the items as they are listed now; a part file has at least `rows_per_part` rows.
     """

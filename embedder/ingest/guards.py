@@ -14,6 +14,7 @@ All that fail are named together (`refusal`).
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunLimits
@@ -77,9 +78,12 @@ def judge(result: RunResult, limits: RunLimits, forced: Collection[str] = ()) ->
     return [force(verdict, forced) for verdict in verdicts]
 
 
-def judge_listing(work: WorkPlan, max_retire_fraction: float, options: IngestOptions) -> Verdict:
-    """Judge what a listing lost, before anything is embedded."""
-    verdict = judge_retire(work.num_published, count_by_source(work.retired), max_retire_fraction)
+def judge_listing(
+    work: WorkPlan, moved_ids: pa.ChunkedArray, max_retire_fraction: float, options: IngestOptions
+) -> Verdict:
+    """Judge what a listing lost, before anything is embedded; items that were probably moved are not lost."""
+    lost = without_items(work.retired, moved_ids)
+    verdict = judge_retire(work.num_published, count_by_source(lost), max_retire_fraction)
     return force(verdict, options.forced)
 
 

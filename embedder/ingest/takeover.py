@@ -1,19 +1,23 @@
-"""Vectors of items to embed that a rolled-back publication still holds: taken over, not computed again.
+"""Vectors of items to embed that a publication holds already: taken over, not computed again.
 
-An item is taken over if model and preprocessing are the run's, and its record there has the size and time listed now,
-or its content proves equal when it is read. Record and rows are copied into part files of the run and journaled, so
-that the item counts like any other that the run has finished. What can no longer be read is embedded.
+A rolled-back publication may hold the item itself, the present one its content under another id
+(`embedder.ingest.copies`). An item is taken over if model and preprocessing are the run's, and its record in the first
+has the size and time listed now, or its content proves equal when it is read. Record and rows are copied into part
+files of the run and journaled, so that the item counts like any other that the run has finished. What can no longer be
+read is embedded.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED, carried_schema, step_schema
 from embedder.errors import StoreError
+from embedder.ingest.copies import COPIES
 from embedder.ingest.diff import CHECKED, is_as_recorded
 from embedder.ingest.known_items import whole_contents
 from embedder.storage.hashed_rows import common_parts
@@ -30,32 +34,35 @@ from embedder.store.store_info import FINGERPRINTS, differing, served_info
 from embedder.store.tables.arrow_lookup import KnownIds, positions, take_or_null, without_items
 from embedder.store.tables.tables import RecordTable
 
+HELD_ID = "held_id"
 COMPARED = ("size_bytes", "modified")
 LISTED = ("source", "uri", *COMPARED)
 
 
 @dataclass(frozen=True)
-class RolledBackRecords:
-    """Records of items to embed in one publication."""
+class HeldRecords:
+    """Records of items to embed in one publication; the column `held_id` is their id there."""
 
-    version: Published
+    version: Current
     records: pa.Table
 
-    def of(self, is_meant: pa.ChunkedArray) -> "RolledBackRecords":
+    def of(self, is_meant: pa.ChunkedArray) -> "HeldRecords":
         """Select some of the records."""
         return replace(self, records=self.records.filter(is_meant))
 
 
 @dataclass(frozen=True)
-class RolledBackItems:
-    """Items to embed that rolled-back publications hold, each once.
+class HeldItems:
+    """Items to embed that publications hold, each once.
 
     `as_listed` have the size and time that are listed now. `others` may have the same content, which reading them
-    shows.
+    shows; so may `copies` (`embedder.ingest.copies.COPIES`) of items of the publication `current`.
     """
 
-    as_listed: tuple[RolledBackRecords, ...] = ()
-    others: tuple[RolledBackRecords, ...] = ()
+    as_listed: tuple[HeldRecords, ...] = ()
+    others: tuple[HeldRecords, ...] = ()
+    copies: pa.Table = field(default_factory=COPIES.empty_table)
+    current: Current | None = None
 
     def leave_out(self, to_embed: pa.Table) -> pa.Table:
         """Leave out the items that can be taken over as listed."""
@@ -64,15 +71,16 @@ class RolledBackItems:
         return to_embed
 
 
-def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_embed: pa.Table) -> RolledBackItems:
+def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_embed: pa.Table) -> HeldItems:
     """Look for items in the publications that the last rollback left, newest first."""
-    as_listed: list[RolledBackRecords] = []
-    others: list[RolledBackRecords] = []
+    as_listed: list[HeldRecords] = []
+    others: list[HeldRecords] = []
     read = set[PartKey]()
     to_embed = to_embed.filter(pc.not_equal(to_embed["reason"], CHECKED))  # these are to be read
     ids = to_embed["item_id"]
     for version in _left_behind(files, current, info) if to_embed.num_rows else ():
-        held = RolledBackRecords(version, _records(files, version, to_embed["item_id"], read))
+        records = _records(files, version, to_embed["item_id"], read)
+        held = HeldRecords(version, records.append_column(HELD_ID, records["item_id"]))
         place = positions(held.records["item_id"], to_embed["item_id"])
         listed = pa.table({name: take_or_null(to_embed[name], place) for name in COMPARED})
         is_same = is_as_recorded(listed, {name: held.records[name] for name in (*COMPARED, "updated_at")})
@@ -80,27 +88,28 @@ def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_em
         as_listed.append(held.of(is_same))
         others.append(held.of(pc.and_(has_all, pc.invert(is_same))))
         to_embed = without_items(to_embed, as_listed[-1].records["item_id"])
-    return RolledBackItems(_each_once(as_listed, ids), _each_once(others, to_embed["item_id"]))
+    return HeldItems(_each_once(as_listed, ids), _each_once(others, to_embed["item_id"]))
 
 
-def with_held_versions(to_embed: pa.Table, held: RolledBackItems) -> pa.Table:
-    """Add the content that each item had in a rolled-back publication, and its number of vectors."""
-    if not held.others:
+def with_held_versions(to_embed: pa.Table, held: HeldItems) -> pa.Table:
+    """Add the contents of each item that a publication holds."""
+    known = [*(each.records for each in held.others), held.copies]
+    versions = pa.concat_tables([each.select(["item_id", "content_version"]) for each in known])
+    if not versions.num_rows:
         return to_embed
-    known = pa.concat_tables([each.records for each in held.others])
-    place = positions(to_embed["item_id"], known["item_id"])
-    return to_embed.append_column("held_version", take_or_null(known["content_version"], place)).append_column(
-        "held_vectors", take_or_null(known["num_vectors"], place)
-    )
+    lists = versions.group_by("item_id").aggregate([("content_version", "list")])
+    place = positions(to_embed["item_id"], lists["item_id"])
+    return to_embed.append_column("held_versions", lists["content_version_list"].take(place))
 
 
-def find_equal(run: Run, held: RolledBackItems) -> tuple[RolledBackRecords, ...]:
-    """Find items that the run's session has read and whose content is that of a rolled-back publication."""
-    if not held.others:
+def find_equal(run: Run, held: HeldItems) -> tuple[HeldRecords, ...]:
+    """Find items that the run's session has read and whose content is that of the publication which holds them."""
+    if not held.others and not held.copies.num_rows:
         return ()
     entries = [entry for entry in run.entries() if entry.name.startswith(run.session)]
     finished = read_finished(run.files, entries, ["content_version"])
-    meant = pa.concat_tables([each.records.select(["item_id"]) for each in held.others])["item_id"].combine_chunks()
+    known = [*(each.records for each in held.others), held.copies]
+    meant = pc.unique(pa.concat_tables([each.select(["item_id"]) for each in known])["item_id"])
     num_parts, read = common_parts(finished.records, finished.whole), []
     for number in range(num_parts):
         records, whole = (each.part(number, num_parts) for each in (finished.records, finished.whole))
@@ -112,11 +121,25 @@ def find_equal(run: Run, held: RolledBackItems) -> tuple[RolledBackRecords, ...]
         version = take_or_null(seen["content_version"], positions(records["item_id"], seen["item_id"]))
         return pc.fill_null(pc.equal(version, records["content_version"]), False)
 
-    equal = (each.of(is_equal(each.records)) for each in held.others)
+    equal = [each.of(is_equal(each.records)) for each in held.others]
+    copies = held.copies.filter(is_equal(held.copies))
+    for each in equal:
+        copies = without_items(copies, each.records["item_id"])
+    if held.current is not None and copies.num_rows:
+        equal.append(_records_of_copies(run.files, held.current, copies))
     return tuple(each for each in equal if each.records.num_rows)
 
 
-def take_over(run: Run, held: tuple[RolledBackRecords, ...], listed: pa.Table, rows_per_part: int) -> None:
+def _records_of_copies(files: StoreFiles, current: Current, copies: pa.Table) -> HeldRecords:
+    """Read the records of the originals, each once for each of its copies."""
+    records = _records(files, current, pa.chunked_array([copies["copy_of"].unique()]), set())
+    place = positions(copies["copy_of"], records["item_id"])
+    copies = copies.filter(pc.is_valid(place))
+    records = records.take(place.drop_null()).append_column(HELD_ID, copies["copy_of"])
+    return HeldRecords(current, records.set_column(0, ITEMS.field("item_id"), copies["item_id"]))
+
+
+def take_over(run: Run, held: tuple[HeldRecords, ...], listed: pa.Table, rows_per_part: int) -> None:
     """Copy items into part files of the run; a kill leaves the complete ones.
 
     No other task may write under the session of `run`. Places and carried columns come from `listed`, the items as they
@@ -152,7 +175,7 @@ def _left_behind(files: StoreFiles, current: Current | None, info: StoreInfo) ->
     return [version for version in versions if version.run_id in whole]
 
 
-def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: set[PartKey]) -> pa.Table:
+def _records(files: StoreFiles, version: Current, ids: pa.ChunkedArray, read: set[PartKey]) -> pa.Table:
     """Read the records of some items in a publication, from part files that no newer one had.
 
     `read` has the keys of those that were read, and is updated.
@@ -172,8 +195,8 @@ def _records(files: StoreFiles, version: Published, ids: pa.ChunkedArray, read: 
     return pa.concat_tables(tables)
 
 
-def _each_once(found: list[RolledBackRecords], ids: pa.ChunkedArray) -> tuple[RolledBackRecords, ...]:
-    kept: list[RolledBackRecords] = []
+def _each_once(found: list[HeldRecords], ids: pa.ChunkedArray) -> tuple[HeldRecords, ...]:
+    kept: list[HeldRecords] = []
     for each in found:
         here = each.of(pc.is_valid(positions(each.records["item_id"], ids)))
         for earlier in kept:
@@ -189,14 +212,15 @@ def _as_listed(records: pa.Table, listed: pa.Table) -> pa.Table:
         column = ITEMS.field(name)
         now = take_or_null(listed[name], place).cast(column.type)
         records = records.set_column(ITEMS.get_field_index(name), column, now)
-    return records
+    return records.select(ITEMS.names)
 
 
-def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, moves: pa.Table) -> Iterator[pa.Table]:
+def _rows_of(files: StoreFiles, held: HeldRecords, stamp: RunMetadata, moves: pa.Table) -> Iterator[pa.Table]:
     """Read the rows of the items, one table for each part file, with their present place and carried columns."""
     table = RecordTable(files, "embeddings", held.version.embeddings)
     schema = with_carryover(EMBEDDINGS, stamp.columns)
-    wanted = KnownIds(held.records["item_id"])
+    names = held.records.select([HELD_ID, "item_id"])
+    wanted = KnownIds(names[HELD_ID].unique())
     for path in [part.path for part in table.parts() if wanted.any_between(part.id_range)]:
         try:
             is_theirs = wanted.are_listed(table.read(["item_id"], [path])["item_id"])
@@ -208,4 +232,12 @@ def _rows_of(files: StoreFiles, held: RolledBackRecords, stamp: RunMetadata, mov
         is_same = pc.and_(*(pc.equal(rows[name], getattr(stamp, name)) for name in FINGERPRINTS))
         rows = with_nulls(rows.filter(is_same), schema).select(schema.names).cast(schema)
         if rows.num_rows:
-            yield move_rows(rows, moves)
+            yield move_rows(_with_new_ids(rows, names), moves)
+
+
+def _with_new_ids(rows: pa.Table, names: pa.Table) -> pa.Table:
+    """Return each row once for each item that takes it over, with that item's id."""
+    numbered = pa.table({HELD_ID: rows["item_id"], "row": np.arange(rows.num_rows)})
+    pairs = numbered.join(names, HELD_ID, join_type="inner").sort_by([("item_id", "ascending"), ("row", "ascending")])
+    number = rows.schema.get_field_index("item_id")
+    return rows.take(pairs["row"]).set_column(number, rows.schema.field(number), pairs["item_id"])

@@ -52,7 +52,7 @@ from shards.length_groups import count_computed
 
 TOKEN_BYTES = 4  # int32
 CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
-VERSIONS = ("known_version", "held_version")  # content versions that already have vectors
+VERSIONS = ("known_version", "held_versions")  # content versions that already have vectors; the second are several
 CONVERT = "convert it to JPEG (a clip to MP4), and the next run embeds it"
 DECODE_CURE = "decode.items_per_task = 1 finds the item; it or its decoder may need more memory than the node has"
 RAY_NICENESS = 19  # lowest priority: work decoded in advance waits anyway, and a stage without input leaves its core
@@ -66,7 +66,7 @@ def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int = 
 
     Args:
         listing: rows of `embedder.sources.listing.LISTING_SCHEMA`; an item is not decoded if its content has the
-            version in `known_version` or `held_version`.
+            version in `known_version` or `held_versions`.
         spec: how to decode them.
         run: checked before each item for a stop request; later items give no row.
         table_bytes: minimum bytes of pixels in a table, at whose end a batch ends, too (`embedder.steps.table_cuts`);
@@ -231,8 +231,8 @@ class ItemReader:
         needs = {}
         for name in self.spec.models:
             is_listed = not self.spec.has_several_models or item.get(model_column(REASON, name)) is not None
-            known = [item.get(model_column(each, name)) for each in VERSIONS]
-            needs[name] = is_listed and (version is None or version not in known)
+            known, held = (item.get(model_column(each, name)) for each in VERSIONS)
+            needs[name] = is_listed and (version is None or version not in (known, *(held or ())))
         return needs
 
     def _rows_for(self, needs: Mapping[str, bool], content: ItemContent) -> Iterator[Values]:

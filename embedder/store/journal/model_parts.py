@@ -14,7 +14,7 @@ from embedder.batch_schema import CARRIED, HUNG, NEEDED, REASON, TRACE, VECTOR, 
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import JournalEntry
 from embedder.store.journal.part_writer import VECTOR_COLUMNS, RunMetadata, write_part
-from embedder.store.tables.item_states import HELD_COLUMNS, KNOWN_COLUMNS
+from embedder.store.tables.item_states import HELD_VERSIONS, KNOWN_COLUMNS
 
 ERROR_TYPE, TIMEOUT_TYPE = "ModelFailed", "ModelTimeout"
 PER_MODEL = (REASON, "attempts", *KNOWN_COLUMNS)
@@ -61,7 +61,8 @@ def _with_outputs(rows: pa.Table, model: ModelPart) -> pa.Table:
     for output, column in model.columns:
         key = column if column in VECTOR_COLUMNS else CARRIED + column
         own[key] = rows[f"{name}.{output}"]
-    return _with_columns(rows.drop_columns([each for each in HELD_COLUMNS if each in rows.column_names]), own)
+    has_held = HELD_VERSIONS.name in rows.column_names
+    return _with_columns(rows.drop_columns([HELD_VERSIONS.name]) if has_held else rows, own)
 
 
 def _as_needed(rows: pa.Table, name: str) -> pa.Table:

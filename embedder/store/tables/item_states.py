@@ -7,7 +7,7 @@ from embedder.batch_schema import LEFT_OUT
 
 # Columns of a listing about items that are published, or were and may be taken over; rows carry them through all steps.
 KNOWN_COLUMNS = {"known_version": pa.string(), "known_vectors": pa.int32()}
-HELD_COLUMNS = {"held_version": pa.string(), "held_vectors": pa.int32()}
+HELD_VERSIONS = pa.field("held_versions", pa.list_(pa.string()))
 
 
 def split_records(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -15,11 +15,11 @@ def split_records(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
 
     The published rows stay if the content is equal. They also stay if an item that had all its vectors can't be
     embedded completely any more, or one that had some can't be embedded at all: such an item is `stale`. An item whose
-    content equals `held_version` gets a new record without rows, so it is incomplete until they are copied.
+    content is one of `held_versions` gets a new record without rows, so it is incomplete until they are copied.
 
     `rows` are finished rows (`embedder.batch_schema`). They may have `known_version` (content of the published rows,
-    null if those were incomplete) and `known_vectors` (their number), and `held_version` and `held_vectors` of a
-    publication that was rolled back.
+    null if those were incomplete) and `known_vectors` (their number), and `held_versions`, contents that a publication
+    has otherwise: one that was rolled back, or the present one under another id.
 
     Returns the rows of items with new rows, and of those whose published rows stay, with `state` and `stale`;
     `num_vectors` and `content_version` of the latter are the published ones.
@@ -32,14 +32,12 @@ def split_records(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
     stale = pc.and_(is_reject, pc.and_(pc.greater(num_published, 0), has_more))
     # A file that was an image and no longer is one was damaged or replaced: that is a reject.
     is_left_out = pc.and_(pc.is_in(rows["error_type"], value_set=pa.array(LEFT_OUT)), pc.invert(stale))
-    held_version, num_held = (_optional(rows, name, kind) for name, kind in HELD_COLUMNS.items())
     unchanged = pc.fill_null(_optional(rows, "unchanged", pa.bool_()), False)
     is_known = pc.fill_null(pc.equal(rows["content_version"], version), False)
-    is_held = pc.and_(pc.fill_null(pc.equal(rows["content_version"], held_version), False), pc.invert(is_known))
-    held = pc.and_(unchanged, is_held)
+    held = pc.and_(unchanged, pc.and_(_is_held(rows), pc.invert(is_known)))
     kept = pc.or_(stale, pc.and_(unchanged, pc.invert(held)))
     values = {
-        "num_vectors": pc.if_else(kept, num_published, pc.if_else(held, num_held, rows["num_vectors"])),
+        "num_vectors": pc.if_else(kept, num_published, pc.if_else(held, 1, rows["num_vectors"])).cast(pa.int32()),
         "content_version": pc.if_else(kept, pc.coalesce(version, rows["content_version"]), rows["content_version"]),
         "state": pc.if_else(is_left_out, "left_out", pc.if_else(is_reject, "rejected", "embedded")),
         "stale": stale,
@@ -51,3 +49,11 @@ def split_records(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 def _optional(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
     return rows[name] if name in rows.schema.names else pa.nulls(rows.num_rows, kind)
+
+
+def _is_held(rows: pa.Table) -> pa.Array:
+    """Return whether each item's content is one of its `held_versions`."""
+    versions = _optional(rows, HELD_VERSIONS.name, HELD_VERSIONS.type)
+    parents = pc.list_parent_indices(versions)
+    found = pc.equal(pc.list_flatten(versions), rows["content_version"].take(parents))
+    return pc.is_in(pa.array(range(rows.num_rows)), value_set=parents.filter(found).cast(pa.int64()))
