@@ -316,13 +316,13 @@ def _find_unlike(data: bytes, num: int, usual: int, expected: int, *, bits: int)
     is_run = value >= 0
     if counts[is_run].sum() > expected:
         raise pa.ArrowInvalid("the levels of a page don't add up to its rows")
-    groups, in_group = _spread(at[~is_run], counts[~is_run], bits), np.arange(bits)
+    groups, in_group = _expand(at[~is_run], counts[~is_run], bits), np.arange(bits)
     packed = np.unpackbits(np.frombuffer(data, np.uint8)[groups[:, None] + in_group], axis=None, bitorder="little")
     levels = np.bitwise_or.reduce([packed[bit::bits] << bit for bit in range(bits)])
     unlike = np.flatnonzero(levels != usual)
-    places = _spread(first[~is_run], counts[~is_run], 8)[unlike >> 3] + (unlike & 7)
+    places = _expand(first[~is_run], counts[~is_run], 8)[unlike >> 3] + (unlike & 7)
     unlike, places = unlike[places < num], places[places < num]  # the last group is filled up
-    places = np.concatenate([places, _spread(first[is_run], counts[is_run], 1)])
+    places = np.concatenate([places, _expand(first[is_run], counts[is_run], 1)])
     values = np.concatenate([levels[unlike], np.repeat(value[is_run], counts[is_run])])
     if len(places) != expected:
         raise pa.ArrowInvalid("the levels of a page don't add up to its rows")
@@ -330,7 +330,7 @@ def _find_unlike(data: bytes, num: int, usual: int, expected: int, *, bits: int)
     return places[order], values[order]
 
 
-def _spread(starts: Ints, counts: Ints, step: int) -> Ints:
+def _expand(starts: Ints, counts: Ints, step: int) -> Ints:
     """Return `start`, `start + step`, ... of each count, one after another."""
     ends = np.cumsum(counts)
     within = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
@@ -378,7 +378,7 @@ def _repeat(runs: Ints, repeats: Ints) -> Ints:
     """Append what recurs: each repeat has its first run, how many, how often, and the period in bytes and levels."""
     first, num, times, period, step = repeats.T
     sizes = num * times
-    number = _spread(np.zeros_like(sizes), sizes, 1)  # of each appended run within its repeat
+    number = _expand(np.zeros_like(sizes), sizes, 1)  # of each appended run within its repeat
     first, num, period, step = (np.repeat(each, sizes) for each in (first, num, period, step))
     again = runs[first + number % num]
     again[:, 0] += (number // num + 1) * period

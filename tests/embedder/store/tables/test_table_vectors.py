@@ -26,6 +26,11 @@ WIDTH = 48
 COLUMNS = ("image_embedding", "text_embedding")
 
 
+@pytest.fixture(autouse=True)
+def _no_file_is_small(monkeypatch):
+    monkeypatch.setattr("embedder.store.files.SMALL_BYTES", 0)
+
+
 def earlier_layout(schema, vectors):
     """Options by which earlier releases wrote a part file."""
     return {"use_dictionary": [name for name in schema.names if name not in vectors]}
@@ -179,6 +184,15 @@ def damaged(files: StoreFiles, change) -> StoreError:
 )
 def test_a_damaged_file_is_named_with_the_cure(tmp_path, monkeypatch, change):
     damaged(write_store(new_store(tmp_path / "store"), monkeypatch), change)
+
+
+def test_small_files_are_left_to_arrow_and_give_the_same(files, monkeypatch):
+    values, present = expected(files, "image_embedding")
+    monkeypatch.setattr("embedder.store.files.SMALL_BYTES", 1 << 30)
+    monkeypatch.setattr("embedder.store.files.read_vector_pages", None)
+    found = RecordTable(files, "embeddings").read_vectors("image_embedding")
+    assert found.values.tobytes() == values.tobytes()
+    assert found.present.tolist() == present.tolist()
 
 
 def test_a_missing_file_is_named_with_the_cure(files):
