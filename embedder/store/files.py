@@ -162,6 +162,11 @@ class StoreFiles:
 
     def stream(self, read: Callable[[T], S], of: Sequence[T], num_ahead: int = NUM_RECORD_READERS) -> Iterator[S]:
         """Apply `read` to each file, in order like `each`, with only a few results waiting to be taken."""
+        for start in range(0, len(of), num_ahead):
+            yield from self.each(read, of[start : start + num_ahead], num_ahead)
+
+    def read_ahead(self, read: Callable[[T], S], of: Sequence[T], num_ahead: int) -> Iterator[S]:
+        """Apply `read` to each file, in order; in a bucket the next ones are read while the last one is used."""
         if self.folder is not None:
             yield from map(read, of)
             return
