@@ -133,7 +133,7 @@ class StoreFiles:
         """Read the vectors of a Parquet file's column, which may lack it; FileNotFoundError if there is no file.
 
         `place` gives the memory, float32 (P, E), for P vectors. From a bucket checksums are compared: the bytes have
-        come a long way; on a disk that takes as long as all the rest, and `read_table` does it (`check --deep`).
+        come a long way; on a disk that takes as long as all the rest, and `read_table` does it (`store check --deep`).
         Raises OSError or `pyarrow.ArrowException` if the file is damaged.
         """
         with self.open(path) as file:
