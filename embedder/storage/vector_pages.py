@@ -1,7 +1,7 @@
 """Vector columns of a Parquet file whose pages are read as they lie.
 
-The layout (`layout_options`): a nullable `list<float>` column in data pages of version 2, PLAIN,
-uncompressed, without a dictionary. A page then is a header, repetition levels, definition levels, and the values of all
+The layout (`layout_options`): a nullable `list<float>` column in data pages of version 2, PLAIN, uncompressed, without
+a dictionary. A page then is a header, repetition levels, definition levels, and the values of all
 vectors one after another: once the levels prove that each row is null or has as many values as every other, the values
 are one copy of memory. Arrow takes every level and value apart, which costs ten times as much.
 
@@ -30,7 +30,8 @@ TYPES = {(4, None): np.dtype("<f4")}
 DATA_PAGE, DATA_PAGE_V2, PLAIN, RLE, UNCOMPRESSED, OPTIONAL, REPEATED = 0, 3, 0, 3, 0, 1, 2
 MAX_LEVELS = (3, 1)
 """Highest definition and repetition level of a nullable list of nullable values; the levels of a null row are 0."""
-MAX_DEPTH = 8
+MAX_DEPTH, MAX_ROWS = 12, 1 << 24
+"""Nesting of a footer, and rows of a row group: nulls take no bytes, and a damaged number of them a lot of memory."""
 MAGIC, BEGIN_BYTES, END_BYTES = b"PAR1", 4, 8
 """Bytes before the first page and after the footer: magic bytes, and the footer's length."""
 PAGE_BYTES = 16 << 20
@@ -74,13 +75,6 @@ class _Chunk(NamedTuple):
     num_bytes: int
     num_rows: int
     num_values: int
-
-
-class _Layout(NamedTuple):
-    """Where the vectors of a column are, if it is in the layout."""
-
-    dtype: np.dtype[Any]
-    chunks: list[_Chunk]
 
 
 def layout_options(schema: pa.Schema, vectors: Collection[str]) -> dict[str, Any]:
@@ -168,17 +162,17 @@ def read_vector_pages(
     if layout is None:
         return None
     pages: list[_Page] = []
-    for chunk in layout.chunks:
+    dtype, chunks = layout
+    for chunk in chunks:
         file.seek(chunk.start)
-        found = _read_pages(file.read_buffer(chunk.num_bytes), chunk, layout.dtype, check_sums=check_sums)
+        found = _read_pages(file.read_buffer(chunk.num_bytes), chunk, dtype, check_sums=check_sums)
         if found is None:
             return None
         pages += found
-    return _join(pages, layout.dtype, place)
+    return _join(pages, dtype, place)
 
 
 def _parse_footer(file: pa.NativeFile) -> dict[int, Any]:
-    """Parse the footer; empty if the file has none that can be read here (Arrow says why)."""
     size = file.size()
     file.seek(max(0, size - END_BYTES))
     end = file.read(END_BYTES)
@@ -192,8 +186,8 @@ def _parse_footer(file: pa.NativeFile) -> dict[int, Any]:
     return footer
 
 
-def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> _Layout | None:
-    """Return where a column's vectors are; None if it isn't in the layout.
+def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> tuple[np.dtype[Any], list[_Chunk]] | None:
+    """Return a column's type of values and its chunks; None if it isn't in the layout.
 
     Fields are those of `FileMetaData`, `SchemaElement`, `RowGroup`, `ColumnChunk` and `ColumnMetaData`.
     """
@@ -212,7 +206,9 @@ def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> _Layou
         chunks = [_Chunk(own[9], own[7], group[3], own[5]) for group, (own,) in zip(groups, found, strict=True)]
         if sum(chunk.num_rows for chunk in chunks) != footer[3]:
             raise pa.ArrowInvalid(f"the row groups of the footer don't add up to its {footer[3]} rows")
-        return _Layout(dtype, [chunk for chunk in chunks if _holds_pages(chunk, file_bytes)])
+        if any(chunk.num_rows > MAX_ROWS for chunk in chunks):
+            return None
+        return dtype, [chunk for chunk in chunks if _holds_pages(chunk, file_bytes)]
     except (LookupError, TypeError, AttributeError):
         raise pa.ArrowInvalid("the footer is damaged") from None
 
@@ -320,13 +316,13 @@ def _find_unlike(data: bytes, num: int, usual: int, expected: int, *, bits: int)
     is_run = value >= 0
     if counts[is_run].sum() > expected:
         raise pa.ArrowInvalid("the levels of a page don't add up to its rows")
-    groups, in_group = _spread(at[~is_run], counts[~is_run], bits), np.arange(bits)
+    groups, in_group = _expand(at[~is_run], counts[~is_run], bits), np.arange(bits)
     packed = np.unpackbits(np.frombuffer(data, np.uint8)[groups[:, None] + in_group], axis=None, bitorder="little")
     levels = np.bitwise_or.reduce([packed[bit::bits] << bit for bit in range(bits)])
     unlike = np.flatnonzero(levels != usual)
-    places = _spread(first[~is_run], counts[~is_run], 8)[unlike >> 3] + (unlike & 7)
+    places = _expand(first[~is_run], counts[~is_run], 8)[unlike >> 3] + (unlike & 7)
     unlike, places = unlike[places < num], places[places < num]  # the last group is filled up
-    places = np.concatenate([places, _spread(first[is_run], counts[is_run], 1)])
+    places = np.concatenate([places, _expand(first[is_run], counts[is_run], 1)])
     values = np.concatenate([levels[unlike], np.repeat(value[is_run], counts[is_run])])
     if len(places) != expected:
         raise pa.ArrowInvalid("the levels of a page don't add up to its rows")
@@ -334,7 +330,7 @@ def _find_unlike(data: bytes, num: int, usual: int, expected: int, *, bits: int)
     return places[order], values[order]
 
 
-def _spread(starts: Ints, counts: Ints, step: int) -> Ints:
+def _expand(starts: Ints, counts: Ints, step: int) -> Ints:
     """Return `start`, `start + step`, ... of each count, one after another."""
     ends = np.cumsum(counts)
     within = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
@@ -382,7 +378,7 @@ def _repeat(runs: Ints, repeats: Ints) -> Ints:
     """Append what recurs: each repeat has its first run, how many, how often, and the period in bytes and levels."""
     first, num, times, period, step = repeats.T
     sizes = num * times
-    number = _spread(np.zeros_like(sizes), sizes, 1)  # of each appended run within its repeat
+    number = _expand(np.zeros_like(sizes), sizes, 1)  # of each appended run within its repeat
     first, num, period, step = (np.repeat(each, sizes) for each in (first, num, period, step))
     again = runs[first + number % num]
     again[:, 0] += (number // num + 1) * period
@@ -428,8 +424,8 @@ def _parse_struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict
     fields: dict[int, Any] = {}
     field = 0
     while True:
-        if position >= len(data) or depth > MAX_DEPTH:
-            raise pa.ArrowInvalid("a header or the footer is cut off, or nested too deep")
+        if position >= len(data):
+            raise pa.ArrowInvalid("a header or the footer is cut off")
         kind, delta = data[position] & 0x0F, data[position] >> 4
         position += 1
         if kind == 0 and not delta:
@@ -449,6 +445,8 @@ def _parse_struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict
 
 def _parse_value(data: memoryview, position: int, kind: int, depth: int) -> tuple[Any, int]:
     """Parse a number, bytes, a struct or a list of these."""
+    if depth > MAX_DEPTH:
+        raise pa.ArrowInvalid("a header or the footer is nested too deep")
     if kind == 12:
         return _parse_struct(data, position, depth + 1)
     if kind in (4, 5, 6):
@@ -470,6 +468,6 @@ def _parse_value(data: memoryview, position: int, kind: int, depth: int) -> tupl
     if length > len(data) - position:
         raise pa.ArrowInvalid("a header or the footer has a longer list than there are bytes")
     for _ in range(length):
-        value, position = _parse_value(data, position, of_kind, depth)
+        value, position = _parse_value(data, position, of_kind, depth + 1)
         values.append(value)
     return values, position

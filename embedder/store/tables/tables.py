@@ -152,7 +152,7 @@ class RecordTable:
         `read_vectors` does, but lengths are not compared.
         """
         paths = self.paths() if paths is None else paths
-        return self.files.stream(lambda path: self._read_vectors(path, column), paths, VECTOR_FILES_AT_ONCE)
+        return self.files.read_ahead(lambda path: self._read_vectors(path, column), paths, VECTOR_FILES_AT_ONCE)
 
     def read_with_vector(self, columns: list[str], vector: str, path: str) -> pa.Table:
         """Read columns of those rows of one file that have a vector in the column `vector`; StoreError as `read`."""
@@ -226,7 +226,7 @@ class RecordTable:
     def _named_errors(self, path: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # a column's name may be damaged
+        except (OSError, pa.ArrowException, ValueError) as error:  # ValueError: a column's name is damaged
             raise StoreError(
                 f"{self.files.uri(self.name)}/{path}: a part file of version {self.version} can't be read ({error}); "
                 "restore the file, or delete its items and embed them again"
