@@ -6,6 +6,7 @@ are read as if an enemy had written them: whatever is wrong raises StoreError, a
 
 import hashlib
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,7 @@ _VALUES[np.frombuffer(_DIGITS, np.uint8)] = np.arange(85)
 _POWERS = 85 ** np.arange(4, -1, -1, dtype=np.uint64)
 _PLAIN, _WITH_RUNS, _FEW_CONTAINERS = 12346, 12347, 4
 _UUID_DIGITS = 20
+_FILE = re.compile(r"/(items|embeddings)/part-[^/]+-marked/deletion_vector_[0-9a-f-]{36}\.bin$")
 
 
 class DeletionVector(NamedTuple):
@@ -64,6 +66,11 @@ class DeletionVector(NamedTuple):
         offset = {} if self.offset is None else {"offset": self.offset}
         fields = {"storageType": self.kind, "pathOrInlineDv": self.value}
         return fields | offset | {"sizeInBytes": self.size_bytes, "cardinality": self.cardinality}
+
+
+def is_vector_file(path: str) -> bool:
+    """Return whether a file of the store has deletion vectors by its path: numbers of rows, and nothing else."""
+    return _FILE.search(f"/{path}") is not None
 
 
 def vector_of(action: Mapping[str, Any]) -> DeletionVector | None:
