@@ -57,7 +57,7 @@ class DeletionVector(NamedTuple):
             return None
         prefix, name = self.value[:-_UUID_DIGITS], self.value[-_UUID_DIGITS:]
         if self.kind != "u" or ".." in prefix or prefix.startswith("/"):
-            raise _damaged(table, f"deletion vector {self.kind}{self.value}", "it is outside of the table's folder")
+            raise _damage(table, f"deletion vector {self.kind}{self.value}", "it is outside of the table's folder")
         uuid = UUID(bytes=decode_z85(name))
         return f"{prefix}/deletion_vector_{uuid}.bin".lstrip("/")
 
@@ -123,20 +123,22 @@ def marked_rows(files: StoreFiles, table: str, vector: DeletionVector, num_store
     """Return the rows of a part file of `num_stored` rows that have left; StoreError if the vector can't be read."""
     where = f"{table}/{vector.file(table) or 'inline'}"
     try:
-        data = decode_z85(vector.value)[: vector.size_bytes] if vector.kind == "i" else _stored(files, where, vector)
+        data = (
+            decode_z85(vector.value)[: vector.size_bytes] if vector.kind == "i" else _read_stored(files, where, vector)
+        )
         if vector.cardinality > num_stored:
             raise ValueError(f"{vector.cardinality:,} rows have left, and the part file has {num_stored:,}")
         rows = decode_rows(data, vector.cardinality)
         if len(rows) and rows[-1] >= num_stored:
             raise ValueError(f"row {rows[-1]:,} has left, and the part file has {num_stored:,}")
     except FileNotFoundError:
-        raise _damaged(files.uri(where), "missing", "it says which rows of a part file have left") from None
+        raise _damage(files.uri(where), "missing", "it says which rows of a part file have left") from None
     except (ValueError, struct.error) as error:
-        raise _damaged(files.uri(where), "damaged", str(error)) from None
+        raise _damage(files.uri(where), "damaged", str(error)) from None
     return rows
 
 
-def _stored(files: StoreFiles, path: str, vector: DeletionVector) -> bytes:
+def _read_stored(files: StoreFiles, path: str, vector: DeletionVector) -> bytes:
     content, start = files.read(path), vector.offset or 0
     if content[:1] != b"\x01":
         raise ValueError("a file of deletion vectors begins with its version, 1")
@@ -149,7 +151,7 @@ def _stored(files: StoreFiles, path: str, vector: DeletionVector) -> bytes:
     return data
 
 
-def _damaged(where: str, what: str, why: str) -> StoreError:
+def _damage(where: str, what: str, why: str) -> StoreError:
     return StoreError(
         f"{where}: deletion vector {what} ({why}), and without it rows that have left would come back; restore the "
         "file from a backup, or go back with `embedder rollback`"
