@@ -59,7 +59,7 @@ class Written:
         self.size_bytes, put = 0, files.backend.put
 
         def count(path: str, data: Any, condition: Any) -> Any:
-            if path.split("/")[0] in ("items", "embeddings"):
+            if path.split("/", maxsplit=1)[0] in ("items", "embeddings"):
                 self.size_bytes += len(data)
             return put(path, data, condition)
 
@@ -97,13 +97,15 @@ def versions(files: StoreFiles, name: str) -> dict[str, str]:
     """Version of each item; each occurs once."""
     rows = RecordTable(files, name, getattr(read_current(files), name)).read(["item_id", "content_version"])
     found = dict(zip(rows["item_id"].to_pylist(), rows["content_version"].to_pylist(), strict=True))
-    assert len(found) == rows.num_rows, f"{name}: an item occurs twice"
+    if len(found) != rows.num_rows:
+        raise RuntimeError(f"{name}: an item occurs twice")
     return found
 
 
 def check(files: StoreFiles, expected: dict[str, str], after: str) -> None:
     for name in ("items", "embeddings"):
-        assert versions(files, name) == expected, f"{name} differ after {after}"
+        if versions(files, name) != expected:
+            raise RuntimeError(f"{name} differ after {after}")
 
 
 def holders(files: StoreFiles, ids: set[str]) -> list[str]:
@@ -128,7 +130,8 @@ def keep_up(files: StoreFiles, expected: dict[str, str], chosen: "np.ndarray[Any
             gone = {f"{number:09d}" for number in chosen[:1000].tolist()}
             purge(files, gone, lambda candidate, model="": None)
             expected = {item: version for item, version in expected.items() if item not in gone}
-            assert not (left := holders(files, gone)), f"purged items are held by {left[:3]}"
+            if left := holders(files, gone):
+                raise RuntimeError(f"purged items are held by {left[:3]}")
         else:
             rollback(files, first, lambda candidate, model="": None)
             expected = dict.fromkeys(expected, "v0")
@@ -137,7 +140,7 @@ def keep_up(files: StoreFiles, expected: dict[str, str], chosen: "np.ndarray[Any
     return seconds
 
 
-def measure(folder: Path, marks: bool, options: argparse.Namespace) -> dict[str, Any]:  # noqa: FBT001
+def measure(folder: Path, marks: bool, options: argparse.Namespace) -> dict[str, Any]:
     """Publish both kinds of night to a new store; figures of each."""
     files, result = StoreFiles(folder), {}
     bind_store(files, INFO)

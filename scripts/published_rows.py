@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from embedder.batch_schema import DECODED, VECTOR
@@ -48,5 +48,11 @@ def delta_rows(folder: str | Path, version: int | None = None, columns: list[str
     deltalake's own file system is a Python object: threads of Arrow that still let go of its buffers while the
     interpreter ends abort the process. Arrow's local one is none.
     """
+    table = DeltaTable(folder, version=version)
+    if "deletionVectors" in (table.protocol().reader_features or ()):  # which that way refuses
+        names = ", ".join(f'"{name}"' for name in columns) if columns is not None else "*"
+        rows = pa.table(QueryBuilder().register("rows", table).execute(f"select {names} from rows").read_all())
+        text = {pa.string_view(): pa.string()}
+        return rows.cast(pa.schema([field.with_type(text.get(field.type, field.type)) for field in rows.schema]))
     files = SubTreeFileSystem(str(folder), LocalFileSystem())
-    return DeltaTable(folder, version=version).to_pyarrow_table(columns=columns, filesystem=files)
+    return table.to_pyarrow_table(columns=columns, filesystem=files)

@@ -42,7 +42,7 @@ class PartFile(BaseModel):
     @property
     def marked_share(self) -> float:
         """Share of the file's rows that have left."""
-        return 1 - self.num_rows / max(1, self.num_stored)
+        return (self.num_stored - self.num_rows) / max(1, self.num_stored)
 
     @property
     def id_range(self) -> tuple[str, str] | None:

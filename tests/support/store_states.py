@@ -140,7 +140,7 @@ def build_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CON
     return build_index(RunConfig(store=files.address, index=config), **options)
 
 
-def publish_refresh(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind: str = "refresh"):
+def publish_refresh(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind: str = "refresh", marks="auto"):
     """Write and publish one whole run as a refresh does; return its record.
 
     Args:
@@ -149,6 +149,7 @@ def publish_refresh(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind:
         retired: ids of items that leave the store.
         info: model and preprocessing.
         kind: kind of the publication.
+        marks: whether rows that leave are marked by deletion vectors.
     """
     bind_store(files, info, may_change=True)
     run = start_run(files, info, pa.schema([]))
@@ -157,7 +158,7 @@ def publish_refresh(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind:
     if rows:
         write_part(files, metadata, 0, table(*rows))
     replaces_all = differing(read_store_info(files), info) != []
-    intent = PublishIntent(kind=kind, info=info, replaces_all=replaces_all)
+    intent = PublishIntent(kind=kind, info=info, replaces_all=replaces_all, deletion_vectors=marks)
     return publish([ModelWork(run, metadata, intent, pa.chunked_array([list(retired)], pa.string()))])
 
 

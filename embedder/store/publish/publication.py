@@ -231,7 +231,7 @@ def _rest(work: Publication, table: RecordTable, change: _Change) -> PartFile | 
 
 def _mark(work: Publication, table: RecordTable, changes: list[_Change]) -> list[PartFile]:
     """Mark the rows that leave; return the part files with their marks, and new ones of the rows with new metadata."""
-    rows = {each.part.path: _marked(table, each) for each in changes}
+    rows = {each.part.path: _rows_to_mark(table, each) for each in changes}
     vectors = store_vectors(work.files, table.name, work.run_id, work.intent.session, rows)
     parts = [
         each.part.model_copy(
@@ -254,7 +254,7 @@ def _mark(work: Publication, table: RecordTable, changes: list[_Change]) -> list
     return parts
 
 
-def _marked(table: RecordTable, change: _Change) -> Rows:
+def _rows_to_mark(table: RecordTable, change: _Change) -> Rows:
     """Return the rows of a stored part file that have left after a change, with those that had left before."""
     leaving = ~change.stays_mask
     leaving[change.moving] = True

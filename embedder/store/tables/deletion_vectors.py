@@ -6,6 +6,7 @@ are read as if an enemy had written them: whatever is wrong raises StoreError, a
 
 import hashlib
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,7 @@ _VALUES[np.frombuffer(_DIGITS, np.uint8)] = np.arange(85)
 _POWERS = 85 ** np.arange(4, -1, -1, dtype=np.uint64)
 _PLAIN, _WITH_RUNS, _FEW_CONTAINERS = 12346, 12347, 4
 _UUID_DIGITS = 20
+_FILE = re.compile(r"/(items|embeddings)/part-[^/]+-marked/deletion_vector_[0-9a-f-]{36}\.bin$")
 
 
 class DeletionVector(NamedTuple):
@@ -55,7 +57,7 @@ class DeletionVector(NamedTuple):
             return None
         prefix, name = self.value[:-_UUID_DIGITS], self.value[-_UUID_DIGITS:]
         if self.kind != "u" or ".." in prefix or prefix.startswith("/"):
-            raise _damaged(table, f"deletion vector {self.kind}{self.value}", "it is outside of the table's folder")
+            raise _damage(table, f"deletion vector {self.kind}{self.value}", "it is outside of the table's folder")
         uuid = UUID(bytes=decode_z85(name))
         return f"{prefix}/deletion_vector_{uuid}.bin".lstrip("/")
 
@@ -64,6 +66,11 @@ class DeletionVector(NamedTuple):
         offset = {} if self.offset is None else {"offset": self.offset}
         fields = {"storageType": self.kind, "pathOrInlineDv": self.value}
         return fields | offset | {"sizeInBytes": self.size_bytes, "cardinality": self.cardinality}
+
+
+def is_vector_file(path: str) -> bool:
+    """Return whether a file of the store has deletion vectors by its path: numbers of rows, and nothing else."""
+    return _FILE.search(f"/{path}") is not None
 
 
 def vector_of(action: Mapping[str, Any]) -> DeletionVector | None:
@@ -116,20 +123,22 @@ def marked_rows(files: StoreFiles, table: str, vector: DeletionVector, num_store
     """Return the rows of a part file of `num_stored` rows that have left; StoreError if the vector can't be read."""
     where = f"{table}/{vector.file(table) or 'inline'}"
     try:
-        data = decode_z85(vector.value)[: vector.size_bytes] if vector.kind == "i" else _stored(files, where, vector)
+        data = (
+            decode_z85(vector.value)[: vector.size_bytes] if vector.kind == "i" else _read_stored(files, where, vector)
+        )
         if vector.cardinality > num_stored:
             raise ValueError(f"{vector.cardinality:,} rows have left, and the part file has {num_stored:,}")
         rows = decode_rows(data, vector.cardinality)
         if len(rows) and rows[-1] >= num_stored:
             raise ValueError(f"row {rows[-1]:,} has left, and the part file has {num_stored:,}")
     except FileNotFoundError:
-        raise _damaged(files.uri(where), "missing", "it says which rows of a part file have left") from None
+        raise _damage(files.uri(where), "missing", "it says which rows of a part file have left") from None
     except (ValueError, struct.error) as error:
-        raise _damaged(files.uri(where), "damaged", str(error)) from None
+        raise _damage(files.uri(where), "damaged", str(error)) from None
     return rows
 
 
-def _stored(files: StoreFiles, path: str, vector: DeletionVector) -> bytes:
+def _read_stored(files: StoreFiles, path: str, vector: DeletionVector) -> bytes:
     content, start = files.read(path), vector.offset or 0
     if content[:1] != b"\x01":
         raise ValueError("a file of deletion vectors begins with its version, 1")
@@ -142,7 +151,7 @@ def _stored(files: StoreFiles, path: str, vector: DeletionVector) -> bytes:
     return data
 
 
-def _damaged(where: str, what: str, why: str) -> StoreError:
+def _damage(where: str, what: str, why: str) -> StoreError:
     return StoreError(
         f"{where}: deletion vector {what} ({why}), and without it rows that have left would come back; restore the "
         "file from a backup, or go back with `embedder rollback`"

@@ -15,6 +15,8 @@ from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, STORE_FILE
 from embedder.store.maintenance.purge.id_matcher import ItemNames
 from embedder.store.publish.query_towers import is_tower_file
 from embedder.store.publish.tombstones import PURGED_FILE
+from embedder.store.tables.arrow_tensors import unpack_vectors
+from embedder.store.tables.deletion_vectors import is_vector_file
 from embedder.store.tables.delta_log import LOG_FOLDER
 from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.tables.tables import RecordTable
@@ -32,14 +34,14 @@ RECORDS = (
 )
 """Files with fixed keys, without an item's name or text; a word in them that equals an id is not the item."""
 
-NUMBERS = (".bin", ".faiss", ".npy", ".npz", ".codes", ".u8", ".u16", ".u32", ".u64")
-"""Files of indexes and deletion vectors with only numbers; the ids are in other files."""
+NUMBERS = (".faiss", ".npy", ".npz", ".codes", ".u8", ".u16", ".u32", ".u64")
+"""Index files with only numbers; the ids are in other files."""
 
 
 def is_free_text(info: FileInfo) -> bool:
     """Return whether a file is prose or JSON, in which names can be replaced."""
     name = info.path.rpartition("/")[2]
-    if is_tower_file(info.path):
+    if is_tower_file(info.path) or is_vector_file(info.path):
         return False
     is_table = name.endswith((".parquet", ".arrow", *NUMBERS))
     return f"/{LOG_FOLDER}/" not in info.path and not is_table and name not in RECORDS
@@ -70,7 +72,7 @@ def scan_store(files: StoreFiles, names: ItemNames) -> Scan:
 def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[str]:
     """Return the ids and URIs of items that a file names or has rows of; StoreError if it is damaged."""
     name = info.path.rpartition("/")[2]
-    if name in RECORDS or name.endswith(NUMBERS) or is_tower_file(info.path):
+    if name in RECORDS or name.endswith(NUMBERS) or is_tower_file(info.path) or is_vector_file(info.path):
         return frozenset()
     if name.endswith((".parquet", ".arrow")):
         rows = _read_rows(files, info)
