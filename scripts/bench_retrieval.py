@@ -33,7 +33,6 @@ from vector_shapes import SHAPES, make_shape
 
 from embedder.retrieval.filters import RowFilter
 from embedder.retrieval.flat_index import ExactIndex
-from embedder.store.tables.arrow_tensors import pack_vectors
 from harness import MIB, CommandFailedError, environment, number, show, table
 from index import constraints as index_constraints
 from index import faiss_build
@@ -256,8 +255,7 @@ def compare_filters(folder: Path) -> list[dict]:
     index = open_index(folder / "fastest" / "000001")
     images, held_out = np.load(folder / "images.npy"), np.load(folder / "held_out.npy")
     num_images = len(images)
-    column = pack_vectors(images, np.ones(num_images, bool))
-    exact_index = ExactIndex(ids(0, num_images).append_column("image_embedding", column))
+    exact_index = ExactIndex(ids(0, num_images), images)
     prices = np.random.default_rng(5).random(num_images)
     rows = RowFilter(pa.table({"price": prices}))
 

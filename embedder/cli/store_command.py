@@ -217,7 +217,7 @@ def compact(
     target_rows: Annotated[int | None, typer.Option(min=1, help="Rows of a part file.")] = None,
     target_mib: Annotated[float | None, typer.Option(min=0.001, help="MiB of a part file.")] = None,
 ) -> Result:
-    """Put small part files together; no row changes, and the index stays."""
+    """Put small part files together, and files of earlier releases in pages that are read fast; no row changes."""
     run = read({"store": store})
 
     from embedder.store.maintenance.compact import PartTarget
@@ -230,7 +230,7 @@ def compact(
         size_bytes=int(target_mib * MIB) if target_mib else default.size_bytes,
     )
     with write_access(run, commits="embedder compact") as files:
-        new, tables = run_compact(files, target, choose_index=same_index_and_words(files, run.index))
+        new, tables = run_compact(files, target, choose_index=same_index_and_words(files, run.index), lay_out=True)
     shown: list[RenderableType] = [
         f"{each.model} {each.table}: ".lstrip()
         + f"{plural(each.num_files_before, 'part file')} -> {each.num_files_after:,}, "

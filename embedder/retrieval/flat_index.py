@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embedder.store.tables.arrow_tensors import unpack_vectors
 from index.vectors import Among, Floats, Mask, Neighbours, Rows, check_vectors
 
 QUERIES_AT_ONCE = 32  # with 300,000 vectors, a 40 MB block of scores
@@ -21,11 +20,11 @@ class ExactIndex:
     `ids` has `item_id` and `segment` of each vector. `is_live`, bool (rows,), is all true: a table has no masked rows.
     """
 
-    def __init__(self, rows: pa.Table, column: str = "image_embedding") -> None:
-        """Keep the vectors in `column` of `rows`, none of them null, with `item_id` and `segment`."""
-        self.ids = rows.select(["item_id", "segment"])
-        self.is_live: Mask = np.ones(rows.num_rows, np.bool_)
-        self._vectors: Floats = unpack_vectors(rows[column])
+    def __init__(self, ids: pa.Table, vectors: Floats) -> None:
+        """Keep the vectors, float32 (rows, E), with `item_id` and `segment` of each."""
+        self.ids = ids
+        self.is_live: Mask = np.ones(ids.num_rows, np.bool_)
+        self._vectors = vectors
 
     def __len__(self) -> int:
         return len(self._vectors)

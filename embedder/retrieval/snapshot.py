@@ -202,9 +202,9 @@ class Snapshot:
     def vectors(self) -> "Index | ExactIndex":
         """Published index, or the table's vectors if there is none."""
         if self.current.index is None:
-            column = f"{self.info.searched}_embedding"
-            rows = self._table.read(["item_id", "segment", column])
-            return ExactIndex(rows.filter(pc.is_valid(rows[column])).combine_chunks(), column)
+            found = self._table.read_vectors(f"{self.info.searched}_embedding")
+            ids = self._table.read(["item_id", "segment"]).filter(pa.array(found.present))
+            return ExactIndex(ids.combine_chunks(), found.values)
         return open_version(self.files, self.current.index, self.info.model_fingerprint)
 
     @locked_cached_property

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 
 from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.object_ranges import PIECE_BYTES
+from embedder.storage.vector_pages import read_columns
 
 FOOTER_END_BYTES = 8
 """The footer's length in four bytes, and a Parquet file's magic bytes."""
@@ -21,10 +22,11 @@ def read_parquet(ranges: ByteRanges, columns: Sequence[str] | None = None) -> pa
     memory = pa.allocate_buffer(ranges.size)  # as large as the file; pages that are never written take no memory
     length = int.from_bytes(ranges.read_at(max(0, ranges.size - FOOTER_END_BYTES), 4), "little")
     _fill(memory, ranges, ranges.size - FOOTER_END_BYTES - length, ranges.size)
-    file = pq.ParquetFile(pa.BufferReader(memory), pre_buffer=False)
+    source = pa.BufferReader(memory)
+    file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
     for start, stop in _join(_places(file.metadata, columns)):
         _fill(memory, ranges, start, stop)
-    return file.read(columns)
+    return read_columns(file, source, columns)
 
 
 def _fill(memory: pa.Buffer, ranges: ByteRanges, start: int, stop: int) -> None:

@@ -25,6 +25,7 @@ from embedder.storage.file_adapter import RangeFile
 from embedder.storage.object_ranges import TAIL_BYTES, ObjectRanges
 from embedder.storage.object_stores import ObjectStoreError, explain, open_place
 from embedder.storage.parquet_ranges import read_parquet
+from embedder.storage.vector_pages import read_columns
 from embedder.store.environment import REAL_ENVIRONMENT, Environment, lease_s
 from embedder.store.store_errors import local_problem, remote_problem
 
@@ -189,8 +190,10 @@ class DiskBackend:
 
     def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
         """See `Backend`."""
-        file = pq.ParquetFile(self.open(path))
-        return file.read(columns, use_threads=file.metadata.num_rows > 10_000)  # otherwise waiting takes longer
+        source = self.open(path)
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+        use_threads = file.metadata.num_rows > 10_000  # otherwise waiting takes longer
+        return read_columns(file, source, columns, use_threads=use_threads)
 
     def exists(self, path: str) -> bool:
         """See `Backend`."""

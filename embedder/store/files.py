@@ -4,21 +4,25 @@ This is the only access to a store on a disk or in a bucket; nothing else knows 
 says what file systems and servers do, `docs/store-protocol.md` what may be written when.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from embedder.errors import StoreError
 from embedder.storage.object_ranges import PIECE_BYTES
 from embedder.storage.object_stores import ObjectStoreError, is_remote, split_place
 from embedder.storage.printable import is_text
+from embedder.storage.vector_pages import Place, VectorColumn, read_vector_pages
 from embedder.store.backends import (
     Backend,
     BucketBackend,
@@ -28,6 +32,7 @@ from embedder.store.backends import (
     WriteConflictError,
 )
 from embedder.store.environment import REAL_ENVIRONMENT, Environment, HeldLock
+from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.trace import trace_backend
 
 NUM_READERS = 16
@@ -122,6 +127,28 @@ class StoreFiles:
         """Read a Parquet file, or those of some columns that it has; FileNotFoundError if there is no file."""
         return self.backend.read_table(path, columns)
 
+    def read_vectors(self, path: str, column: str, place: Place | None = None) -> VectorColumn:
+        """Read the vectors of a Parquet file's column, which may lack it; FileNotFoundError if there is no file.
+
+        `place` gives the memory, float32 (P, E), for P vectors. From a bucket checksums are compared: the bytes have
+        come a long way; on a disk that takes as long as all the rest, and `read_table` does it (`check --deep`).
+        Raises OSError or `pyarrow.ArrowException` if the file is damaged.
+        """
+        with self.open(path) as file:
+            found = read_vector_pages(file, column, place, check_sums=self.folder is None)
+        return self._take_vectors(path, column, place) if found is None else found
+
+    def _take_vectors(self, path: str, column: str, place: Place | None) -> VectorColumn:
+        """Read vectors by Arrow: the file is older than the layout, or another program has written it."""
+        rows = self.read_table(path, [column])
+        if column not in rows.column_names:
+            return VectorColumn(np.empty((0, 0), np.float32), np.zeros(rows.num_rows, np.bool_))
+        values = unpack_vectors(rows[column].drop_null())
+        if place is not None:
+            own, values = values, place(*values.shape)
+            values[:] = own
+        return VectorColumn(values, pc.is_valid(rows[column]).to_numpy())
+
     def each(self, read: Callable[[T], S], of: Iterable[T], num_readers: int = NUM_READERS) -> list[S]:
         """Apply `read` to each file, in order; in a bucket many run at once, since each waits for its answer."""
         if self.folder is not None:
@@ -131,8 +158,20 @@ class StoreFiles:
 
     def stream(self, read: Callable[[T], S], of: Sequence[T], num_ahead: int = NUM_RECORD_READERS) -> Iterator[S]:
         """Apply `read` to each file, in order like `each`, with only a few results waiting to be taken."""
-        for start in range(0, len(of), num_ahead):
-            yield from self.each(read, of[start : start + num_ahead], num_ahead)
+        if self.folder is not None:
+            yield from map(read, of)
+            return
+        waiting: deque[Future[S]] = deque()
+        with ThreadPoolExecutor(num_ahead) as pool:
+            try:
+                for each in of:
+                    waiting.append(pool.submit(read, each))
+                    if len(waiting) == num_ahead:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def read(self, path: str) -> bytes:
         """Read the file; FileNotFoundError if there is none."""
@@ -202,7 +241,7 @@ class StoreFiles:
 def parquet_bytes(content: pa.Table, **options: Any) -> bytes:
     """Return a table as the bytes of a Parquet file."""
     buffer = BytesIO()
-    pq.write_table(content, buffer, compression="zstd", **options)
+    pq.write_table(content, buffer, **{"compression": "zstd", **options})
     return buffer.getvalue()
 
 

@@ -1,6 +1,6 @@
 """Rows of an embeddings version from which an index is built: those with a vector of the searched side, in fixed order.
 
-They are read file by file, so that at most one file's vectors are in memory.
+They are read file by file, so that at most one file's vectors are in memory, of a bucket those of a few.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,11 +8,9 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Searched
-from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.tables.tables import RecordTable
 from index.vectors import Floats, Rows
 
@@ -43,10 +41,7 @@ class IndexRows:
         return [self._ids_of(path) for path in self._paths]
 
     def _ids_of(self, path: str) -> pa.Table:
-        keys = self._table.read(KEYS, [path]).cast(NO_KEYS)
-        if not self._table.may_have_nulls(path, self._column):
-            return keys
-        return keys.filter(pc.is_valid(self._table.read([self._column], [path])[self._column]))
+        return self._table.read_with_vector(KEYS, self._column, path).cast(NO_KEYS)
 
     def num_by_file(self) -> list[tuple[str, int]]:
         """Return the part files with the number of these rows in each."""
@@ -54,32 +49,31 @@ class IndexRows:
 
     def vectors(self) -> Iterator[Floats]:
         """Yield all vectors, float32 (n, E) for each file."""
-        return (self._vectors_of(path) for path, ids in self._files() if ids.num_rows)
+        paths = [path for path, ids in self._files() if ids.num_rows]
+        return (block.values for block in self._table.vector_blocks(self._column, paths))
 
     def vectors_at(self, rows: Rows) -> Iterator[Floats]:
         """Yield the vectors of ascending rows, float32 (n, E) for each file; files without any are not read."""
-        start = 0
+        start, wanted = 0, dict[str, Rows]()
         for path, ids in self._files():
             stop = start + ids.num_rows
             here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
             if len(here):
-                yield self._vectors_of(path)[here]
+                wanted[path] = here
             start = stop
+        for block, here in zip(self._table.vector_blocks(self._column, [*wanted]), wanted.values(), strict=True):
+            yield block.values[here]
 
     def _files(self) -> Iterator[tuple[str, pa.Table]]:
         return zip(self._paths, self._ids_by_file, strict=True)
-
-    def _vectors_of(self, path: str) -> Floats:
-        return unpack_vectors(self._table.read([self._column], [path])[self._column].drop_null())
 
     def queries(self) -> Floats | None:
         """Return caption vectors for measuring recall, from files across the whole table; None if there are none."""
         share = -(-MAX_RECALL_QUERIES // min(NUM_QUERY_FILES, max(1, len(self._paths))))
         found: list[Floats] = []
-        for path in _evenly_spaced(self._paths, NUM_QUERY_FILES):
-            column = self._table.read(["text_embedding"], [path])["text_embedding"].drop_null()
-            if len(column):
-                found.append(unpack_vectors(column.slice(0, share)))
+        for block in self._table.vector_blocks("text_embedding", _evenly_spaced(self._paths, NUM_QUERY_FILES)):
+            if len(block.values):
+                found.append(block.values[:share].copy())
             if sum(map(len, found)) >= MAX_RECALL_QUERIES:
                 break
         return np.concatenate(found)[:MAX_RECALL_QUERIES] if found else None

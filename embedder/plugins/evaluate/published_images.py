@@ -7,9 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.plugins.evaluate.exact import Ints
-from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index.keep_index import rows_with_images
 from index.vectors import Floats
 
 
@@ -22,9 +20,7 @@ class ImageTable:
     def __init__(self, table: RecordTable) -> None:
         self._table = table
         names = ["item_id", "segment"]
-        parts = [
-            rows_with_images(table.read([*names, "image_embedding"], [path])).select(names) for path in table.paths()
-        ]
+        parts = [table.read_with_vector(names, "image_embedding", path) for path in table.paths()]
         empty = pa.table({"item_id": pa.array([], pa.string()), "segment": pa.array([], pa.int32())})
         self.keys: pa.Table = pa.concat_tables(parts).combine_chunks() if parts else empty
         coded = self.keys["item_id"].combine_chunks().dictionary_encode()
@@ -36,10 +32,7 @@ class ImageTable:
 
     def blocks(self) -> Iterator[Floats]:
         """Vectors, in order; float32 (n, E) for each file."""
-        for path in self._table.paths():
-            rows = rows_with_images(self._table.read(["image_embedding"], [path]))
-            if rows.num_rows:
-                yield unpack_vectors(rows["image_embedding"])
+        return (block.values for block in self._table.vector_blocks("image_embedding") if len(block.values))
 
     def numbers_of(self, item_ids: pa.Array | pa.ChunkedArray) -> Ints:
         """Numbers of items, int64; -1 for one without a row."""

@@ -18,6 +18,7 @@ from obstore.exceptions import BaseError
 
 from embedder.batch_schema import CARRIED
 from embedder.errors import StoreError
+from embedder.storage.vector_pages import layout_options
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.journal.journal import TASK_DIGITS, JournalEntry, entry_name, entry_path
 from embedder.store.journal.journal_segments import find_entry
@@ -267,9 +268,7 @@ def encode_part(
     table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
 ) -> tuple[PartFile, bytes]:
     """Encode a Parquet file as `store_part` does, with its entry for a log or journal; nothing is written."""
-    # Embeddings don't compress and have no repeats, so a dictionary would only cost time and space.
-    plain = [name for name in content.schema.names if name not in VECTOR_COLUMNS]
-    data = parquet_bytes(content, use_dictionary=plain)
+    data = parquet_bytes(content, **layout_options(content.schema, VECTOR_COLUMNS))
     part = PartFile(
         table=table,
         path=path,

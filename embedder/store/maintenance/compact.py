@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from embedder.errors import StoreError
 from embedder.quantities import plural
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import rewrite_each, rewritten_name, store_part
+from embedder.store.journal.part_writer import VECTOR_COLUMNS, rewrite_each, rewritten_name, store_part
 from embedder.store.journal.runs import unfinished_runs
 from embedder.store.layout import Current, Published, RunInfo
 from embedder.store.part_file import PartFile
@@ -75,10 +75,13 @@ def compact(
     target: PartTarget = DEFAULT_TARGET,
     min_saved: int = 1,
     choose_index: IndexChoice | None = None,
+    *,
+    lay_out: bool = False,
 ) -> tuple[Published | None, list[Compaction]]:
     """Merge small part files and publish the same rows as a new version, with the same index.
 
     The caller holds the write lock. Nothing is done if fewer than `min_saved` files, over all tables, would be saved.
+    `lay_out` also rewrites each larger file whose vectors an earlier release has written, so that they are read fast.
     `choose_index` chooses the new publication's index and makes its word index; None keeps the index and makes no word
     index. Returns the new publication, or None, and the result for each table. Raises StoreError if an unfinished run's
     work would be lost.
@@ -89,13 +92,16 @@ def compact(
         model: {name: plan_groups(of_table, target) for name, of_table in tables.items()}
         for model, tables in parts.items()
     }
+    slow = {model: _not_laid_out(files, current, model, groups[model]) for model in parts} if lay_out else {}
+    for model, of_model in slow.items():
+        groups[model]["embeddings"] += [[part] for part in of_model]
     done = [
         _compaction(model, name, of_table, groups[model][name])
         for model, tables in parts.items()
         for name, of_table in tables.items()
     ]
     num_saved = sum(each.num_files_before - each.num_files_after for each in done)
-    if num_saved < min_saved:
+    if num_saved < min_saved and not any(slow.values()):
         return None, done
     _refuse_unfinished_runs(files)
     LOG.info(f"compacting: {plural(num_saved, 'part file')} fewer")
@@ -109,6 +115,18 @@ def compact(
     published = publish_files(files, operation, current, wanted, choose_index or same_index)
     _write_checkpoints(files, done)
     return published, done
+
+
+def _not_laid_out(
+    files: StoreFiles, current: Current, model: str, groups: dict[str, list[list[PartFile]]]
+) -> list[PartFile]:
+    """Return a model's part files, besides those to merge, whose vectors are not in the layout that is read fast."""
+    view, own = versions_of(files, current)[model]
+    table = RecordTable(view, "embeddings", own.embeddings)
+    merged = {part.path for group in groups["embeddings"] for part in group}
+    others = [part for part in table.parts() if part.path not in merged]
+    fast = view.each(lambda part: table.is_laid_out(part.path, VECTOR_COLUMNS), others)
+    return [part for part, is_fast in zip(others, fast, strict=True) if not is_fast]
 
 
 def _refuse_unfinished_runs(files: StoreFiles) -> None:

@@ -1,11 +1,14 @@
 """Access to Delta tables: reads a version's files, and commits adds and removes as one version."""
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embedder.errors import StoreError
+from embedder.storage.vector_pages import Floats, Place, VectorColumn, is_laid_out
 from embedder.store.files import StoreFiles
 from embedder.store.part_file import PartFile
 from embedder.store.schema import TABLES, with_nulls
@@ -15,6 +18,8 @@ from shards.file_schema import parse_json
 
 ROWS_PER_PIECE = 100_000
 FILES_AT_ONCE = 1000
+VECTOR_FILES_AT_ONCE = 4
+"""Part files whose vectors are fetched from a bucket ahead of their use; each has at most some 150 MB."""
 
 
 class RecordTable:
@@ -101,6 +106,66 @@ class RecordTable:
         if paths:
             yield self.read(columns, paths)
 
+    def read_vectors(self, column: str, paths: Sequence[str] | None = None) -> VectorColumn:
+        """Read the vectors of some files (None: all) into one matrix, in the order of files and rows.
+
+        Raises StoreError if a file is missing or damaged, or has vectors of another length than the others.
+        """
+        paths = self.paths() if paths is None else paths
+        parts = [self._part_of(path) for path in paths]
+        most = [0 if part is None else max(0, part.num_rows - (part.num_null(column) or 0)) for part in parts]
+        matrix = _Matrix(most)
+
+        def read(number: int) -> VectorColumn:
+            return self._read_vectors(paths[number], column, matrix.place_of(number))
+
+        blocks = self.files.each(read, range(len(paths)), VECTOR_FILES_AT_ONCE)
+        widths = {block.values.shape[1]: path for path, block in zip(paths, blocks, strict=True) if len(block.values)}
+        if len(widths) > 1:
+            told = ", ".join(f"{width} in {self.name}/{path}" for width, path in sorted(widths.items()))
+            raise StoreError(
+                f"store {self.files.address}: its vectors have different lengths: {told}; delete the items of one of "
+                "them, and embed them again"
+            )
+        present = np.concatenate([np.zeros(0, np.bool_), *(block.present for block in blocks)])
+        return VectorColumn(matrix.join([block.values for block in blocks]), present)
+
+    def vector_blocks(self, column: str, paths: Sequence[str] | None = None) -> Iterator[VectorColumn]:
+        """Read the vectors of one file after another (None: all); of a bucket, a few are fetched ahead.
+
+        Of a file on a disk they may lie in the mapped file: use them and let them go. Raises StoreError as
+        `read_vectors` does, but lengths are not compared.
+        """
+        paths = self.paths() if paths is None else paths
+        return self.files.stream(lambda path: self._read_vectors(path, column), paths, VECTOR_FILES_AT_ONCE)
+
+    def read_with_vector(self, columns: list[str], vector: str, path: str) -> pa.Table:
+        """Read columns of those rows of one file that have a vector in the column `vector`; StoreError as `read`."""
+        rows, part = self.read(columns, [path]), self._part_of(path)
+        if part is not None and part.num_null(vector) == 0:
+            return rows
+        return rows.filter(pa.array(self._read_vectors(path, vector).present))
+
+    def _part_of(self, path: str) -> PartFile | None:
+        """Return what the log of this version says of a file; None if it is of another version."""
+        return _part(self.name, self._adds[path]) if path in self._adds else None
+
+    def _read_vectors(self, path: str, column: str, place: Place | None = None) -> VectorColumn:
+        """Read the vectors of all rows of one file; a footer that has lost rows or the column differs from the log."""
+        part = self._part_of(path)
+        with self._named_errors(path):
+            found = self.files.read_vectors(f"{self.name}/{path}", column, place)
+            if part is None:
+                return found
+            num_vectors = part.num_rows - (part.num_null(column) or 0)
+            is_lost = num_vectors and part.num_null(column) is not None and not len(found.values)
+            if len(found.present) != part.num_rows or is_lost:
+                raise pa.ArrowInvalid(
+                    f"it has {len(found.values):,} vectors in {len(found.present):,} rows, and the log tells "
+                    f"{num_vectors:,} in {part.num_rows:,}"
+                )
+            return found
+
     def _read_schema(self, columns: list[str] | None) -> pa.Schema:
         """Return the types of columns (None: all) as they are read, including those that an older file lacks."""
         own, there = TABLES[self.name], self.schema if self.schema is not None else pa.schema([])
@@ -108,25 +173,24 @@ class RecordTable:
         return pa.schema([own.field(name) if name in own.names else there.field(name) for name in wanted])
 
     def _read_file(self, path: str, columns: list[str] | None, schema: pa.Schema) -> pa.Table:
-        place = f"{self.name}/{path}"
-        try:
-            content = self.files.read_table(place, columns)
-        except (OSError, pa.ArrowException) as error:
-            raise StoreError(
-                f"{self.files.uri(place)}: a part file of version {self.version} can't be read ({error}); "
-                "restore the file, or delete its items and embed them again"
-            ) from None
+        with self._named_errors(path):
+            content = self.files.read_table(f"{self.name}/{path}", columns)
         return with_nulls(content, schema)
 
-    def may_have_nulls(self, path: str, column: str) -> bool:
-        """Return whether a column of one file may have nulls, by the file's statistics; no value is read."""
-        footer = pq.ParquetFile(self.files.open(f"{self.name}/{path}")).metadata
-        groups = map(footer.row_group, range(footer.num_row_groups))
-        chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-        statistics = [chunk.statistics for chunk in chunks if chunk.path_in_schema.partition(".")[0] == column]
-        return not statistics or any(
-            each is None or not each.has_null_count or each.null_count > 0 for each in statistics
-        )
+    @contextmanager
+    def _named_errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # a column's name may be damaged
+            raise StoreError(
+                f"{self.files.uri(self.name)}/{path}: a part file of version {self.version} can't be read ({error}); "
+                "restore the file, or delete its items and embed them again"
+            ) from None
+
+    def is_laid_out(self, path: str, columns: Collection[str]) -> bool:
+        """Return whether a file has vectors in pages that are read as they lie; StoreError if it is damaged."""
+        with self._named_errors(path), self.files.open(f"{self.name}/{path}") as file:
+            return is_laid_out(file, columns)
 
     def check_schema(self, schema: pa.Schema) -> None:
         """Raise StoreError if the columns differ from the table's."""
@@ -199,6 +263,42 @@ class RecordTable:
                 return
             whole = pa.schema([*self._state.schema, *lacking])
             self._put_entry(self.version + 1, columns_entry(self.files, self.name, self.version, whole))
+
+
+class _Matrix:
+    """One matrix for the vectors of several files, each read to its place."""
+
+    def __init__(self, most: Sequence[int]) -> None:
+        """Plan the places, by how many vectors each file has at most."""
+        self._ends = np.cumsum([0, *most])
+        self._lock = Lock()
+        self._whole: Floats | None = None
+
+    def place_of(self, number: int) -> Place:
+        """Return what gives the memory for a file: of the matrix, unless the file has more than was planned."""
+
+        def place(num: int, width: int) -> Floats:
+            start, stop = self._ends[number : number + 2]
+            with self._lock:
+                if self._whole is None and width:
+                    self._whole = np.empty((self._ends[-1], width), np.float32)
+            if self._whole is None or width != self._whole.shape[1] or num > stop - start:
+                return np.empty((num, width), np.float32)
+            return self._whole[start : start + num]
+
+        return place
+
+    def join(self, blocks: Sequence[Floats]) -> Floats:
+        """Return the vectors of all files in one matrix, without a copy if each file has as many as was planned."""
+        full = [block for block in blocks if len(block)]
+        if self._whole is None or not all(block.base is self._whole for block in full):
+            return np.concatenate(full) if full else np.empty((0, 0), np.float32)
+        stop = 0
+        for planned, block in zip(self._ends[:-1], blocks, strict=True):
+            start, stop = stop, stop + len(block)
+            if start != planned:
+                self._whole[start:stop] = block
+        return self._whole[:stop]
 
 
 def _part(table: str, add: Action) -> PartFile:

@@ -103,8 +103,7 @@ def test_the_exact_search_of_a_few_rows_is_that_of_all_without_the_rest():
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((200, 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    rows = {"item_id": [str(n) for n in range(200)], "segment": [0] * 200, "image_embedding": list(vectors)}
-    exact = ExactIndex(pa.table(rows))
+    exact = ExactIndex(pa.table({"item_id": [str(n) for n in range(200)], "segment": [0] * 200}), vectors)
     among = rng.random(200) < 0.2
     found = exact.search(vectors[:70], 5, among=among)
     scores = np.where(among, vectors[:70] @ vectors.T, -np.inf)

@@ -15,7 +15,6 @@ from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, STORE_FILE
 from embedder.store.maintenance.purge.id_matcher import ItemNames
 from embedder.store.publish.query_towers import is_tower_file
 from embedder.store.publish.tombstones import PURGED_FILE
-from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.tables.delta_log import LOG_FOLDER
 from embedder.store.tables.tables import RecordTable
 from shards.file_schema import parse_json
@@ -109,9 +108,9 @@ def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str
     if table.schema is None or "text_embedding" not in table.schema.names:  # other models may have no vectors
         return frozenset()
     for path in paths:
-        rows = table.read(["item_id", "text_embedding"], [path])
-        vectors = rows["text_embedding"].filter(is_among(rows["item_id"], ids)).drop_null()
-        found.update(vector.tobytes() for vector in unpack_vectors(vectors))
+        rows, block = table.read(["item_id"], [path]), table.read_vectors("text_embedding", [path])
+        is_wanted = is_among(rows["item_id"], ids).to_numpy()[block.present]
+        found.update(vector.tobytes() for vector in block.values[is_wanted])
     return frozenset(found)
 
 

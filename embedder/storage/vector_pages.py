@@ -1,0 +1,475 @@
+"""Vector columns of a Parquet file whose pages are read as they lie.
+
+The layout (`layout_options`): a nullable `list<float>` column in data pages of version 2, PLAIN,
+uncompressed, without a dictionary. A page then is a header, repetition levels, definition levels, and the values of all
+vectors one after another: once the levels prove that each row is null or has as many values as every other, the values
+are one copy of memory. Arrow takes every level and value apart, which costs ten times as much.
+
+Nothing in a file is trusted: each number in a header must agree with the footer, with the levels and with the bytes
+that are there; else `pyarrow.ArrowInvalid` is raised, as Arrow does for a damaged file. The footer is parsed here, too:
+pyarrow 26 ends the process where it describes a column of a damaged one (an exception of C++ that nobody catches).
+
+Source: Apache Parquet format 2.11, `parquet.thrift` and `Encodings.md`; Thrift compact protocol.
+"""
+
+import zlib
+from collections.abc import Callable, Collection
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+TYPES = {(4, None): np.dtype("<f4")}
+"""Values by the physical type of a column, and its length in bytes where that may differ: FLOAT."""
+DATA_PAGE, DATA_PAGE_V2, PLAIN, RLE, UNCOMPRESSED, OPTIONAL, REPEATED = 0, 3, 0, 3, 0, 1, 2
+MAX_LEVELS = (3, 1)
+"""Highest definition and repetition level of a nullable list of nullable values; the levels of a null row are 0."""
+MAX_DEPTH = 8
+MAGIC, BEGIN_BYTES, END_BYTES = b"PAR1", 4, 8
+"""Bytes before the first page and after the footer: magic bytes, and the footer's length."""
+PAGE_BYTES = 16 << 20
+"""Size of a page: its header and levels cost 50 us, its values 3 ms; writers and readers hold some in memory."""
+BATCH_VALUES = 1 << 16
+"""Values encoded at once; with the default, 1,024, a batch is about one vector."""
+MIN_ROWS = 1000
+"""Rows of a table from which its vectors are worth a second look at the footer, which takes half a millisecond."""
+MAX_OFFSET = 2**31 - 1
+"""Values of an Arrow list array."""
+KEY_BYTES, MAX_PERIOD = 12, 96
+"""Levels repeat where these bytes recur within so many; a period holds up to eight rows, each of some five bytes."""
+
+
+class VectorColumn(NamedTuple):
+    """Vectors of a column, and which rows have one.
+
+    Attributes:
+        values: float32 (P, E), the vectors of the rows that have one, in order; possibly read-only.
+        present: bool (rows,), with P true.
+    """
+
+    values: Floats
+    present: Mask
+
+
+Place = Callable[[int, int], Floats]
+"""Returns memory for (P, E) values, float32."""
+
+
+class _Page(NamedTuple):
+    present: Mask
+    width: int  # of a vector; 0 if all rows are null
+    values: memoryview
+
+
+class _Chunk(NamedTuple):
+    """One row group's part of the column: its place in the file, and what the footer says of it."""
+
+    start: int
+    num_bytes: int
+    num_rows: int
+    num_values: int
+
+
+class _Layout(NamedTuple):
+    """Where the vectors of a column are, if it is in the layout."""
+
+    dtype: np.dtype[Any]
+    chunks: list[_Chunk]
+
+
+def layout_options(schema: pa.Schema, vectors: Collection[str]) -> dict[str, Any]:
+    """Return the options of `pyarrow.parquet.write_table` that write some columns in the layout, the others as ever."""
+    others = [name for name in schema.names if name not in vectors]
+    if len(others) == len(schema):
+        return {}
+    codecs = {path: "NONE" if path.partition(".")[0] in vectors else "zstd" for path in _leaf_paths(schema)}
+    return {
+        "compression": codecs,
+        "use_dictionary": others,
+        "data_page_version": "2.0",
+        "data_page_size": PAGE_BYTES,
+        "write_batch_size": BATCH_VALUES,
+        "write_page_checksum": True,
+    }
+
+
+@lru_cache(maxsize=16)
+def _leaf_paths(schema: pa.Schema) -> tuple[str, ...]:
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink)
+    leaves = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    return tuple(leaves.column(number).path for number in range(len(leaves)))
+
+
+def is_laid_out(file: pa.NativeFile, columns: Collection[str]) -> bool:
+    """Return whether an open file has these columns in the layout; one that it lacks needs no layout.
+
+    Raises pyarrow.ArrowInvalid if the footer is damaged.
+    """
+    footer = _parse_footer(file)
+    names = {_name_of(element) for element in footer.get(2, [])}
+    return all(_find_layout(footer, column, file.size()) is not None for column in columns if column in names)
+
+
+def read_columns(
+    file: pq.ParquetFile, source: pa.NativeFile, columns: Collection[str] | None, *, use_threads: bool = True
+) -> pa.Table:
+    """Read columns as Arrow does, but those in the layout by `read_vector_pages`; checksums are compared.
+
+    `file` is open on `source`. Columns that it lacks are left out, None means all.
+    """
+    if file.metadata.num_rows < MIN_ROWS:
+        return file.read(columns, use_threads=use_threads)
+    wanted = [field for field in file.schema_arrow if columns is None or field.name in columns]
+    vectors: dict[str, pa.Array] = {}
+    for field in wanted:
+        if pa.types.is_list(field.type) and pa.types.is_float32(field.type.value_type):
+            found = read_vector_pages(source, field.name, _allocate, check_sums=True)
+            if found is not None and found.values.size <= MAX_OFFSET:
+                vectors[field.name] = _as_list(found, field.type)
+    if not vectors:
+        return file.read(columns, use_threads=use_threads)
+    rest = file.read([field.name for field in wanted if field.name not in vectors], use_threads=use_threads)
+    arrays = [vectors[field.name] if field.name in vectors else rest[field.name] for field in wanted]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(wanted, file.schema_arrow.metadata))
+
+
+def _as_list(column: VectorColumn, kind: pa.ListType) -> pa.ListArray:
+    offsets = np.concatenate([[0], np.cumsum(column.present * np.int64(column.values.shape[1]))]).astype(np.int32)
+    mask = None if column.present.all() else pa.array(~column.present)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(column.values.reshape(-1)), kind, mask=mask)
+
+
+def _allocate(num: int, width: int) -> Floats:
+    return np.empty((num, width), np.float32)
+
+
+def read_vector_pages(
+    file: pa.NativeFile, column: str, place: Place | None = None, *, check_sums: bool
+) -> VectorColumn | None:
+    """Read the vectors of a column from a file in the layout; None if it isn't, so that Arrow has to read it.
+
+    Args:
+        file: the open file. Of a memory map, one page that is aligned is not copied unless `place` is given.
+        column: name of the column.
+        place: gives the memory that the values are copied to; None makes some.
+        check_sums: whether to compare each page's CRC, where it has one; this takes as long as the copy.
+
+    Raises:
+        pyarrow.ArrowInvalid: the file is damaged.
+    """
+    layout = _find_layout(_parse_footer(file), column, file.size())
+    if layout is None:
+        return None
+    pages: list[_Page] = []
+    for chunk in layout.chunks:
+        file.seek(chunk.start)
+        found = _read_pages(file.read_buffer(chunk.num_bytes), chunk, layout.dtype, check_sums=check_sums)
+        if found is None:
+            return None
+        pages += found
+    return _join(pages, layout.dtype, place)
+
+
+def _parse_footer(file: pa.NativeFile) -> dict[int, Any]:
+    """Parse the footer; empty if the file has none that can be read here (Arrow says why)."""
+    size = file.size()
+    file.seek(max(0, size - END_BYTES))
+    end = file.read(END_BYTES)
+    length = int.from_bytes(end[:4], "little")
+    if end[4:] != MAGIC or length > size - BEGIN_BYTES - END_BYTES:
+        raise pa.ArrowInvalid("it is no Parquet file, or its end is missing")
+    file.seek(size - END_BYTES - length)
+    footer, position = _parse_struct(memoryview(file.read_buffer(length)).cast("B"), 0)
+    if position != length:
+        raise pa.ArrowInvalid("the footer is damaged")
+    return footer
+
+
+def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> _Layout | None:
+    """Return where a column's vectors are; None if it isn't in the layout.
+
+    Fields are those of `FileMetaData`, `SchemaElement`, `RowGroup`, `ColumnChunk` and `ColumnMetaData`.
+    """
+    try:
+        elements, groups = footer[2], footer[4]
+        places = [place for place, element in enumerate(elements) if _name_of(element) == column]
+        nested = elements[places[0] : places[0] + 3] if len(places) == 1 else []
+        shape = [(element.get(3), element.get(5, 0)) for element in nested]  # repetition, number of children
+        if shape != [(OPTIONAL, 1), (REPEATED, 1), (OPTIONAL, 0)]:
+            return None
+        dtype = TYPES.get((nested[2].get(1), nested[2].get(2)))
+        path = [element[4] for element in nested]
+        found = [[chunk[3] for chunk in group[1] if chunk[3][3] == path] for group in groups]
+        if dtype is None or not all(len(own) == 1 and _is_plain(own[0]) for own in found):
+            return None
+        chunks = [_Chunk(own[9], own[7], group[3], own[5]) for group, (own,) in zip(groups, found, strict=True)]
+        if sum(chunk.num_rows for chunk in chunks) != footer[3]:
+            raise pa.ArrowInvalid(f"the row groups of the footer don't add up to its {footer[3]} rows")
+        return _Layout(dtype, [chunk for chunk in chunks if _holds_pages(chunk, file_bytes)])
+    except (LookupError, TypeError, AttributeError):
+        raise pa.ArrowInvalid("the footer is damaged") from None
+
+
+def _name_of(element: Any) -> str | None:
+    name = element.get(4) if isinstance(element, dict) else None
+    return name.decode(errors="replace") if isinstance(name, bytes) else None
+
+
+def _is_plain(chunk: dict[int, Any]) -> bool:
+    return chunk[4] == UNCOMPRESSED and {PLAIN, RLE}.issuperset(chunk[2]) and 11 not in chunk  # 11: of a dictionary
+
+
+def _holds_pages(chunk: _Chunk, file_bytes: int) -> bool:
+    """Check a chunk's place; return whether it has any pages: a file without rows has a row group of nothing."""
+    is_within = chunk.start >= BEGIN_BYTES and chunk.start + chunk.num_bytes <= file_bytes - END_BYTES
+    if min(chunk) < 0 or (any(chunk[1:]) and not is_within):
+        raise pa.ArrowInvalid(f"the footer places {chunk.num_bytes:,} bytes of a column at byte {chunk.start:,}")
+    return any(chunk[1:])
+
+
+def _read_pages(data: pa.Buffer, chunk: _Chunk, dtype: np.dtype[Any], *, check_sums: bool) -> list[_Page] | None:
+    """Read all pages of a chunk; None if the first is of version 1."""
+    if data.size != chunk.num_bytes:
+        raise pa.ArrowInvalid(f"the file ends after {data.size:,} of {chunk.num_bytes:,} bytes of a column")
+    whole, position, num_values = memoryview(data).cast("B"), 0, 0
+    pages: list[_Page] = []
+    while position < len(whole):
+        header, position = _parse_struct(whole, position)
+        kind, unpacked_bytes, num_bytes, check_sum = (header.get(each, 0) for each in (1, 2, 3, 4))
+        if kind == DATA_PAGE and isinstance(header.get(5), dict) and not pages:
+            return None
+        own = header.get(8)
+        if kind != DATA_PAGE_V2 or not isinstance(own, dict) or not _is_count(num_bytes, len(whole) - position):
+            raise pa.ArrowInvalid("the header of a page is damaged")
+        body = whole[position : position + num_bytes]
+        if unpacked_bytes != num_bytes or not isinstance(check_sum, int):
+            raise pa.ArrowInvalid(f"a page of {num_bytes:,} bytes says that it has {unpacked_bytes} uncompressed")
+        if check_sums and 4 in header and zlib.crc32(body) != check_sum & 0xFFFFFFFF:
+            raise pa.ArrowInvalid("the bytes of a page don't have the checksum in its header")
+        pages.append(_read_page(body, own, chunk, dtype))
+        position += num_bytes
+        num_values += own[1]
+    if sum(len(page.present) for page in pages) != chunk.num_rows or num_values != chunk.num_values:
+        raise pa.ArrowInvalid(f"the pages of a column don't add up to the {chunk.num_rows:,} rows of the footer")
+    return pages
+
+
+def _read_page(body: memoryview, header: dict[int, Any], chunk: _Chunk, dtype: np.dtype[Any]) -> _Page:
+    """Prove by the levels that each row is null or a vector of one length; the values stay where they are."""
+    limits = (chunk.num_values, chunk.num_rows, chunk.num_rows, PLAIN, len(body), len(body))
+    if not all(_is_count(header.get(field), limit) for field, limit in enumerate(limits, start=1)):
+        raise pa.ArrowInvalid("the header of a page has numbers that can't be")
+    num_values, num_nulls, num_rows, _, definition_bytes, repetition_bytes = (header[each] for each in range(1, 7))
+    start = repetition_bytes + definition_bytes
+    if num_rows > num_values or (num_values - num_nulls) * dtype.itemsize != len(body) - start:
+        raise pa.ArrowInvalid(f"a page of {num_values:,} values in {num_rows:,} rows has {len(body):,} bytes")
+    starts, _ = _find_unlike(bytes(body[:repetition_bytes]), num_values, MAX_LEVELS[1], num_rows, bits=1)
+    nulls, levels = _find_unlike(bytes(body[repetition_bytes:start]), num_values, MAX_LEVELS[0], num_nulls, bits=2)
+    rows = np.searchsorted(starts, nulls)
+    if levels.any() or starts[:1].any() or not np.array_equal(nulls, starts[np.minimum(rows, num_rows - 1)]):
+        raise pa.ArrowInvalid("a page has rows that are neither null nor a vector")
+    present: Mask = np.ones(num_rows, np.bool_)
+    present[rows] = False
+    lengths = np.diff(starts, append=num_values)
+    width = int(lengths[present][0]) if num_nulls < num_rows else 0
+    if (lengths[present] != width).any() or (lengths[~present] != 1).any():
+        raise pa.ArrowInvalid("a page has vectors of different lengths")
+    return _Page(present, width, body[start:])
+
+
+def _is_count(value: object, limit: int) -> bool:
+    return type(value) is int and 0 <= value <= limit
+
+
+def _join(pages: list[_Page], dtype: np.dtype[Any], place: Place | None) -> VectorColumn:
+    present = np.concatenate([np.zeros(0, np.bool_), *(page.present for page in pages)])
+    full = [page for page in pages if page.width]
+    width = full[0].width if full else 0
+    if any(page.width != width for page in full):
+        raise pa.ArrowInvalid("pages have vectors of different lengths")
+    if len(full) == 1 and place is None and dtype == np.float32:
+        values = np.frombuffer(full[0].values, dtype).reshape(-1, width)
+        if values.flags.aligned:
+            return VectorColumn(values, present)
+    num_present = int(np.count_nonzero(present))
+    memory = (place or _allocate)(num_present, width)
+    flat, start = memory.reshape(-1), 0
+    for page in full:
+        stop = start + len(page.values) // dtype.itemsize
+        if dtype == np.float32:  # as bytes, since a page may begin anywhere
+            flat[start:stop].view(np.uint8)[:] = np.frombuffer(page.values, np.uint8)
+        else:
+            flat[start:stop] = np.frombuffer(page.values, dtype)
+        start = stop
+    return VectorColumn(memory, present)
+
+
+def _find_unlike(data: bytes, num: int, usual: int, expected: int, *, bits: int) -> tuple[Ints, Ints]:
+    """Return the ascending positions and the values of the levels that are not the usual one, as many as expected.
+
+    `data` is the hybrid of run lengths and packed groups of eight, of `num` levels with `bits` bits each.
+    """
+    at, first, counts, value = _read_runs(data, num, usual, 2 * expected + num // 256 + 64, bits=bits).T
+    is_run = value >= 0
+    if counts[is_run].sum() > expected:
+        raise pa.ArrowInvalid("the levels of a page don't add up to its rows")
+    groups, in_group = _spread(at[~is_run], counts[~is_run], bits), np.arange(bits)
+    packed = np.unpackbits(np.frombuffer(data, np.uint8)[groups[:, None] + in_group], axis=None, bitorder="little")
+    levels = np.bitwise_or.reduce([packed[bit::bits] << bit for bit in range(bits)])
+    unlike = np.flatnonzero(levels != usual)
+    places = _spread(first[~is_run], counts[~is_run], 8)[unlike >> 3] + (unlike & 7)
+    unlike, places = unlike[places < num], places[places < num]  # the last group is filled up
+    places = np.concatenate([places, _spread(first[is_run], counts[is_run], 1)])
+    values = np.concatenate([levels[unlike], np.repeat(value[is_run], counts[is_run])])
+    if len(places) != expected:
+        raise pa.ArrowInvalid("the levels of a page don't add up to its rows")
+    order = np.argsort(places, kind="stable")
+    return places[order], values[order]
+
+
+def _spread(starts: Ints, counts: Ints, step: int) -> Ints:
+    """Return `start`, `start + step`, ... of each count, one after another."""
+    ends = np.cumsum(counts)
+    within = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
+    return np.asarray(np.repeat(starts, counts) + within * step, np.int64)
+
+
+def _read_runs(data: bytes, num: int, usual: int, max_runs: int, *, bits: int) -> Ints:
+    """Return rows of position in `data`, first level, count and value, for runs of other levels than the usual one.
+
+    Packed groups have the value -1, and their number as count. A run means the same wherever it stands: where a period
+    of bytes recurs, its runs are repeated and not parsed again.
+    """
+    position = level = num_parsed = start = start_level = first_run = 0
+    period = _find_period(data, 0)
+    runs: list[tuple[int, int, int, int]] = []
+    repeats: list[tuple[int, int, int, int, int]] = []
+    while level < num:
+        if position < len(data) and data[position] < 0x80:  # most; a call takes longer than the rest
+            header, position = data[position], position + 1
+        else:
+            header, position = _parse_varint(data, position)
+        count, num_parsed = header >> 1, num_parsed + 1
+        num_bytes, num_levels, num_filled = (count * bits, 8 * count, 7) if header & 1 else (1, count, 0)
+        is_within = position + num_bytes <= len(data) and level + num_levels <= num + num_filled
+        if not count or not is_within or num_parsed > max_runs:
+            raise pa.ArrowInvalid("the levels of a page are damaged")
+        value = -1 if header & 1 else data[position]
+        if value != usual:
+            runs.append((position, level, count, value))
+        position, level = position + num_bytes, level + num_levels
+        if position < start + period:
+            continue
+        if period and position == start + period:
+            step = level - start_level
+            times = max(0, min(_count_repeats(data, start, period), (num - level) // step))
+            repeats.append((first_run, len(runs) - first_run, times, period, step))
+            position, level = position + times * period, level + times * step
+        start, start_level, first_run, period = position, level, len(runs), _find_period(data, position)
+    if position != len(data):
+        raise pa.ArrowInvalid("the levels of a page have more bytes than they need")
+    return _repeat(np.array(runs, np.int64).reshape(-1, 4), np.array(repeats, np.int64).reshape(-1, 5))
+
+
+def _repeat(runs: Ints, repeats: Ints) -> Ints:
+    """Append what recurs: each repeat has its first run, how many, how often, and the period in bytes and levels."""
+    first, num, times, period, step = repeats.T
+    sizes = num * times
+    number = _spread(np.zeros_like(sizes), sizes, 1)  # of each appended run within its repeat
+    first, num, period, step = (np.repeat(each, sizes) for each in (first, num, period, step))
+    again = runs[first + number % num]
+    again[:, 0] += (number // num + 1) * period
+    again[:, 1] += (number // num + 1) * step
+    return np.concatenate([runs, again])
+
+
+def _find_period(data: bytes, start: int) -> int:
+    """Return after how many bytes those at `start` recur; 0 if they don't soon."""
+    return max(0, data.find(data[start : start + KEY_BYTES], start + 1, start + MAX_PERIOD) - start)
+
+
+def _count_repeats(data: bytes, start: int, period: int) -> int:
+    """Return how often the bytes of a period recur right after it; the step is doubled, then halved."""
+
+    def recurs(step: int) -> bool:
+        here, there, size = start, start + times * period, step * period
+        return data[here : here + size] == data[there : there + size]
+
+    times = step = 1
+    while recurs(step):
+        times += step
+        step = times
+    while step := step // 2:
+        times += step if recurs(step) else 0
+    return times - 1
+
+
+def _parse_varint(data: "bytes | memoryview", position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if position >= len(data) or shift > 63:
+            raise pa.ArrowInvalid("a page's header or levels end within a number")
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return value, position
+
+
+def _parse_struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """Parse a Thrift struct; return its fields by id, and the position after it."""
+    fields: dict[int, Any] = {}
+    field = 0
+    while True:
+        if position >= len(data) or depth > MAX_DEPTH:
+            raise pa.ArrowInvalid("a header or the footer is cut off, or nested too deep")
+        kind, delta = data[position] & 0x0F, data[position] >> 4
+        position += 1
+        if kind == 0 and not delta:
+            return fields, position
+        if delta:
+            field += delta
+        else:
+            number, position = _parse_varint(data, position)
+            field = (number >> 1) ^ -(number & 1)
+        if field in fields:
+            raise pa.ArrowInvalid("a header or the footer has a field twice")
+        if kind in (1, 2):
+            fields[field] = kind == 1
+        else:
+            fields[field], position = _parse_value(data, position, kind, depth)
+
+
+def _parse_value(data: memoryview, position: int, kind: int, depth: int) -> tuple[Any, int]:
+    """Parse a number, bytes, a struct or a list of these."""
+    if kind == 12:
+        return _parse_struct(data, position, depth + 1)
+    if kind in (4, 5, 6):
+        number, position = _parse_varint(data, position)
+        return (number >> 1) ^ -(number & 1), position
+    if kind == 8:
+        length, position = _parse_varint(data, position)
+        if length > len(data) - position:
+            raise pa.ArrowInvalid("a header or the footer names more bytes than there are")
+        return bytes(data[position : position + length]), position + length
+    if kind in (1, 2, 3) and position < len(data):
+        return data[position], position + 1
+    if kind != 9 or position >= len(data):
+        raise pa.ArrowInvalid(f"a header or the footer has a field of type {kind}")
+    length, of_kind, position = data[position] >> 4, data[position] & 0x0F, position + 1
+    if length == 15:
+        length, position = _parse_varint(data, position)
+    values = []
+    if length > len(data) - position:
+        raise pa.ArrowInvalid("a header or the footer has a longer list than there are bytes")
+    for _ in range(length):
+        value, position = _parse_value(data, position, of_kind, depth)
+        values.append(value)
+    return values, position
