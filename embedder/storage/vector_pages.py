@@ -279,7 +279,7 @@ def _read_pages(data: pa.Buffer, chunk: _Chunk, layout: _Layout, *, check_sums: 
         if check_sums and 4 in header and zlib.crc32(body) != check_sum & 0xFFFFFFFF:
             raise pa.ArrowInvalid("the bytes of a page don't have the checksum in its header")
         if not is_plain:
-            if not _is_count(unpacked_bytes, MAX_UNPACKED_BYTES) or own.get(7) is False:
+            if not _is_count(unpacked_bytes, MAX_UNPACKED_BYTES):
                 return None
             body = _join_streams(body, own, unpacked_bytes)
         pages.append(_read_page(body, own, chunk, layout))
@@ -298,16 +298,23 @@ def _join_streams(body: memoryview, header: dict[int, Any], unpacked_bytes: int)
         raise pa.ArrowInvalid(f"a page of {len(body):,} bytes says that it has {unpacked_bytes} uncompressed")
     whole = np.empty(unpacked_bytes, np.uint8)
     whole[:start] = np.frombuffer(body[:start], np.uint8)
-    if num_bytes:
-        try:
-            packed = pa.py_buffer(body[start:])
-            streams = pa.Codec("zstd").decompress(packed, decompressed_size=num_bytes)
-        except OSError as error:
-            raise pa.ArrowInvalid(f"the values of a page can't be unpacked ({error})") from None
-        values = whole[start:].reshape(-1, 4)
-        for place, stream in enumerate(np.frombuffer(streams, np.uint8).reshape(4, -1)):
-            values[:, place] = stream
+    values = whole[start:].reshape(-1, 4)
+    streams = _unpack(body[start:], num_bytes, is_packed=header.get(7) is not False)
+    for place, stream in enumerate(np.frombuffer(streams, np.uint8).reshape(4, -1)):
+        values[:, place] = stream
     return memoryview(whole)
+
+
+def _unpack(data: memoryview, num_bytes: int, *, is_packed: bool) -> "memoryview | pa.Buffer":
+    """Unpack the values of a page; a writer leaves those as they are that zstd doesn't make smaller."""
+    try:
+        if is_packed and num_bytes:
+            return pa.Codec("zstd").decompress(pa.py_buffer(data), decompressed_size=num_bytes)
+    except OSError as error:
+        raise pa.ArrowInvalid(f"the values of a page can't be unpacked ({error})") from None
+    if len(data) != num_bytes:
+        raise pa.ArrowInvalid(f"a page has {len(data):,} bytes of values, and says that it has {num_bytes:,}")
+    return data
 
 
 def _read_page(body: memoryview, header: dict[int, Any], chunk: _Chunk, layout: _Layout) -> _Page:

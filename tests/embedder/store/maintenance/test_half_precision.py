@@ -1,7 +1,6 @@
 """Vectors in half precision: rounded where a gate allows it, and nothing else of the store changes."""
 
-import subprocess
-import sys
+from dataclasses import replace
 
 import duckdb
 import numpy as np
@@ -10,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from index_stores import indexed_run, unit
-from store_samples import INFO, row
-from store_states import new_store, rows_at, rows_now, vectors_now
+from store_samples import INFO, begin, row, table
+from store_states import new_store, no_index, rows_at, rows_now, vectors_now
 
 from embedder.retrieval.store_api import open_store
+from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import STORE_FILE, StoreInfo, read_current, read_record
 from embedder.store.maintenance.compact import compact
 from embedder.store.maintenance.half_precision import (
@@ -24,6 +24,8 @@ from embedder.store.maintenance.half_precision import (
 )
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
+from embedder.store.publish.publication import ModelWork
+from embedder.store.publish.publish import publish
 from embedder.store.tables.arrow_tensors import is_half, pack_vectors, round_vectors, unpack_vectors
 from embedder.store.tables.tables import RecordTable
 
@@ -73,22 +75,28 @@ def test_compaction_rounds_what_is_published_and_changes_nothing_else(files):
     assert compact(files, lay_out=True, vectors="float16")[0] is None, "a second one finds nothing to do"
 
 
-def test_later_runs_round_what_they_write_and_older_publications_keep_their_bits(files):
-    from embedder.executors.job import is_half_store as as_runs_ask
-
+def test_an_older_publication_keeps_its_bits_and_comes_back_by_rollback(files):
     first, exact = read_current(files), vectors_now(files)
     compact(files, vectors="float16")
-    assert as_runs_ask(files, INFO.model_fingerprint) and not as_runs_ask(files, "another model")
+    assert is_half_store(files, INFO.model_fingerprint) and not is_half_store(files, "another model")
     assert {key[0]: each[COLUMN] for key, each in rows_at(files, first).items()} == exact
-    rollback(files, first.run_id)
+    rollback(files, first.run_id, no_index)
     assert vectors_now(files) == exact
+
+
+def test_a_write_task_of_such_a_store_rounds_its_rows(files):
+    run, metadata = begin(files)
+    write_part(files, replace(metadata, is_half=True), 0, table(item(1, night=1)))
+    publish([ModelWork(run, metadata)])
+    assert vectors_now(files)["0001.jpg"] == rounded(item(1, night=1)[COLUMN])
+    assert vectors_now(files)["0002.jpg"] == item(2)[COLUMN]
 
 
 def test_purge_and_changes_of_single_rows_keep_the_form(files):
     compact(files, vectors="float16")
     size = sum(part.size_bytes for part in RecordTable(files, "embeddings").parts())
     indexed_run(files, item(3, night=1))
-    purge(files, ["0005.jpg"])
+    purge(files, ["0005.jpg"], no_index)
     assert "0005.jpg" not in vectors_now(files)
     assert vectors_now(files)["0007.jpg"] == rounded(item(7)[COLUMN])
     assert "BYTE_STREAM_SPLIT" in encodings(files)
@@ -157,30 +165,3 @@ def test_other_programs_read_the_rounded_table(files):
     by_pandas = zip(frame["item_id"], (each.tolist() for each in frame[COLUMN]), strict=True)
     for found in (by_duckdb, by_polars, by_pandas):
         assert {name: list(vector) for name, vector in found} == wanted
-
-
-def test_damaged_streams_are_an_error_or_the_right_vectors(files):
-    compact(files, vectors="float16")
-    (path,) = RecordTable(files, "embeddings").paths()
-    file, rng = files.folder / "embeddings" / path, np.random.default_rng(0)
-    whole = file.read_bytes()
-    wanted = RecordTable(files, "embeddings").read_vectors(COLUMN).values.copy()
-    chunk = pq.ParquetFile(file).metadata.row_group(0).column(7)
-    assert chunk.path_in_schema.startswith(COLUMN)
-    num_refused = 0
-    for place in rng.integers(chunk.data_page_offset, chunk.data_page_offset + 600, 60):
-        damaged = bytearray(whole)
-        damaged[place] ^= int(rng.integers(1, 256))
-        file.write_bytes(damaged)
-        try:
-            found = files.read_table(f"embeddings/{path}", [COLUMN])
-        except (OSError, ValueError):
-            num_refused += 1
-            continue
-        assert np.array_equal(unpack_vectors(found[COLUMN].combine_chunks()), wanted)
-    assert num_refused > 30
-
-
-def test_the_module_is_light():
-    code = "import embedder.store.maintenance.half_precision, sys; print([m for m in ('torch', 'ray', 'faiss') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
