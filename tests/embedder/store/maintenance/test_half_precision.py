@@ -1,5 +1,6 @@
 """Vectors in half precision: rounded where a gate allows it, and nothing else of the store changes."""
 
+import json
 from dataclasses import replace
 
 import duckdb
@@ -7,8 +8,12 @@ import numpy as np
 import polars
 import pyarrow.parquet as pq
 import pytest
+import samples
+from command_runs import run_here
 from deltalake import DeltaTable
+from embedding_runs import embedded
 from index_stores import indexed_run, unit
+from refresh_runs import refreshed
 from store_samples import INFO, begin, row, table
 from store_states import new_store, no_index, rows_at, rows_now, vectors_now
 
@@ -165,3 +170,27 @@ def test_other_programs_read_the_rounded_table(files):
     by_pandas = zip(frame["item_id"], (each.tolist() for each in frame[COLUMN]), strict=True)
     for found in (by_duckdb, by_polars, by_pandas):
         assert {name: list(vector) for name, vector in found} == wanted
+
+
+def test_runs_with_the_key_round_what_they_publish_and_embed_nothing_anew(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=6, num_clips=0)
+    _, exact = embedded(make_run(source, store=str(tmp_path / "exact")))
+    config = make_run(source, vectors="float16")
+    _, rows = embedded(config)
+    for key, row in exact.items():
+        assert rows[key][COLUMN] != row[COLUMN]
+        assert np.allclose(rows[key][COLUMN], row[COLUMN], rtol=1e-3, atol=1e-6)
+    report, again = refreshed(config)
+    assert (report.outcome, again) == ("nothing to do", rows)
+    image = next(path for path in source.rglob("*") if path.suffix in (".png", ".jpg"))
+    image.with_name(f"another{image.suffix}").write_bytes(image.read_bytes())
+    report, more = refreshed(make_run(source))  # the store goes on as it does
+    assert report.num_vectors > 0
+    new = {key: row for key, row in more.items() if key not in rows}
+    assert new and all(row[COLUMN] == rounded(row[COLUMN]) for row in new.values())
+    assert {key: row for key, row in more.items() if key in rows} == rows
+
+
+def test_doctor_tells_what_it_would_save(files):
+    done = run_here("doctor", "--set", f"store={files.address}", "--json")
+    assert "would save" in json.loads(done.stdout.splitlines()[-1])["vectors of the store"]
