@@ -292,7 +292,8 @@ def _read_pages(data: pa.Buffer, chunk: _Chunk, layout: _Layout, *, check_sums: 
 
 def _join_streams(body: memoryview, header: dict[int, Any], unpacked_bytes: int) -> memoryview:
     """Return a page with its values unpacked and put together from their four streams; its levels are as they were."""
-    start = sum(each if _is_count(each, len(body)) else len(body) + 1 for each in (header.get(5), header.get(6)))
+    levels: list[Any] = [header.get(5), header.get(6)]
+    start = sum(levels) if all(_is_count(each, len(body)) for each in levels) else len(body) + 1
     num_bytes = unpacked_bytes - start
     if start > len(body) or num_bytes < 0 or num_bytes % 4:
         raise pa.ArrowInvalid(f"a page of {len(body):,} bytes says that it has {unpacked_bytes} uncompressed")
@@ -302,7 +303,7 @@ def _join_streams(body: memoryview, header: dict[int, Any], unpacked_bytes: int)
     streams = _unpack(body[start:], num_bytes, is_packed=header.get(7) is not False)
     for place, stream in enumerate(np.frombuffer(streams, np.uint8).reshape(4, -1)):
         values[:, place] = stream
-    return memoryview(whole)
+    return memoryview(whole.data)
 
 
 def _unpack(data: memoryview, num_bytes: int, *, is_packed: bool) -> "memoryview | pa.Buffer":

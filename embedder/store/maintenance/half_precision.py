@@ -134,7 +134,7 @@ def _nearest(queries: Floats, vectors: Floats) -> np.ndarray[Any, np.dtype[np.in
 def _sample(table: RecordTable, column: str) -> "tuple[Floats, Floats, np.ndarray[Any, np.dtype[np.int64]]]":
     """Return vectors from files across the table, captions of some, and the rows of these captions' own vectors."""
     images, texts, right, num = list[Floats](), list[Floats](), [np.zeros(0, np.int64)], 0
-    for path in _spread(table.paths()):
+    for path in _choose_spread(table.paths()):
         own, captions = table.read_vectors(column, [path]), table.read_vectors("text_embedding", [path])
         share = min(-(-MAX_CANDIDATES // min(NUM_FILES, len(table.paths()))), MAX_CANDIDATES - num)
         taken = own.values[:share]
@@ -151,7 +151,7 @@ def _sample(table: RecordTable, column: str) -> "tuple[Floats, Floats, np.ndarra
     return np.concatenate(images), np.concatenate(texts)[:MAX_QUERIES], np.concatenate(right)[:MAX_QUERIES]
 
 
-def _spread(paths: list[str]) -> Iterator[str]:
+def _choose_spread(paths: list[str]) -> Iterator[str]:
     step = -(-len(paths) // NUM_FILES)
     return iter(paths[:: max(1, step)])
 

@@ -177,18 +177,18 @@ def test_runs_with_the_key_round_what_they_publish_and_embed_nothing_anew(make_r
     _, exact = embedded(make_run(source, store=str(tmp_path / "exact")))
     config = make_run(source, vectors="float16")
     _, rows = embedded(config)
-    for key, row in exact.items():
-        assert rows[key][COLUMN] != row[COLUMN]
-        assert np.allclose(rows[key][COLUMN], row[COLUMN], rtol=1e-3, atol=1e-6)
+    for key, full in exact.items():
+        assert rows[key][COLUMN] != full[COLUMN]
+        assert np.allclose(rows[key][COLUMN], full[COLUMN], rtol=1e-3, atol=1e-6)
     report, again = refreshed(config)
     assert (report.outcome, again) == ("nothing to do", rows)
     image = next(path for path in source.rglob("*") if path.suffix in (".png", ".jpg"))
     image.with_name(f"another{image.suffix}").write_bytes(image.read_bytes())
     report, more = refreshed(make_run(source))  # the store goes on as it does
     assert report.num_vectors > 0
-    new = {key: row for key, row in more.items() if key not in rows}
-    assert new and all(row[COLUMN] == rounded(row[COLUMN]) for row in new.values())
-    assert {key: row for key, row in more.items() if key in rows} == rows
+    new = {key: each for key, each in more.items() if key not in rows}
+    assert new and all(each[COLUMN] == rounded(each[COLUMN]) for each in new.values())
+    assert {key: each for key, each in more.items() if key in rows} == rows
 
 
 def test_doctor_tells_what_it_would_save(files):
