@@ -1,7 +1,7 @@
 """Vector columns of a Parquet file whose pages are read as they lie.
 
-The layout (`layout_options`): a nullable `list<float>` column in data pages of version 2, PLAIN,
-uncompressed, without a dictionary. A page then is a header, repetition levels, definition levels, and the values of all
+The layout (`layout_options`): a nullable `list<float>` column in data pages of version 2, PLAIN, uncompressed, without
+a dictionary. A page then is a header, repetition levels, definition levels, and the values of all
 vectors one after another: once the levels prove that each row is null or has as many values as every other, the values
 are one copy of memory. Arrow takes every level and value apart, which costs ten times as much.
 
@@ -35,7 +35,8 @@ MAX_UNPACKED_BYTES = 4 * (16 << 20)
 """Bytes that a compressed page may come to; a larger one, which no writer of ours makes, is left to Arrow."""
 MAX_LEVELS = (3, 1)
 """Highest definition and repetition level of a nullable list of nullable values; the levels of a null row are 0."""
-MAX_DEPTH = 8
+MAX_DEPTH, MAX_ROWS = 12, 1 << 24
+"""Nesting of a footer, and rows of a row group: nulls take no bytes, and a damaged number of them a lot of memory."""
 MAGIC, BEGIN_BYTES, END_BYTES = b"PAR1", 4, 8
 """Bytes before the first page and after the footer: magic bytes, and the footer's length."""
 PAGE_BYTES = 16 << 20
@@ -81,7 +82,7 @@ class _Chunk(NamedTuple):
     num_values: int
 
 
-class _Layout(NamedTuple):
+class _VectorLayout(NamedTuple):
     """Where the vectors of a column are, if it is in the layout."""
 
     dtype: np.dtype[Any]
@@ -195,7 +196,6 @@ def read_vector_pages(
 
 
 def _parse_footer(file: pa.NativeFile) -> dict[int, Any]:
-    """Parse the footer; empty if the file has none that can be read here (Arrow says why)."""
     size = file.size()
     file.seek(max(0, size - END_BYTES))
     end = file.read(END_BYTES)
@@ -209,8 +209,8 @@ def _parse_footer(file: pa.NativeFile) -> dict[int, Any]:
     return footer
 
 
-def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> _Layout | None:
-    """Return where a column's vectors are; None if it isn't in the layout.
+def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> _VectorLayout | None:
+    """Return a column's type of values, its encoding and its chunks; None if it isn't in the layout.
 
     Fields are those of `FileMetaData`, `SchemaElement`, `RowGroup`, `ColumnChunk` and `ColumnMetaData`.
     """
@@ -231,7 +231,9 @@ def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> _Layou
         chunks = [_Chunk(own[9], own[7], group[3], own[5]) for group, (own,) in zip(groups, found, strict=True)]
         if sum(chunk.num_rows for chunk in chunks) != footer[3]:
             raise pa.ArrowInvalid(f"the row groups of the footer don't add up to its {footer[3]} rows")
-        return _Layout(dtype, encoding, [chunk for chunk in chunks if _holds_pages(chunk, file_bytes)])
+        if any(chunk.num_rows > MAX_ROWS for chunk in chunks):
+            return None
+        return _VectorLayout(dtype, encoding, [chunk for chunk in chunks if _holds_pages(chunk, file_bytes)])
     except (LookupError, TypeError, AttributeError):
         raise pa.ArrowInvalid("the footer is damaged") from None
 
@@ -258,7 +260,7 @@ def _holds_pages(chunk: _Chunk, file_bytes: int) -> bool:
     return any(chunk[1:])
 
 
-def _read_pages(data: pa.Buffer, chunk: _Chunk, layout: _Layout, *, check_sums: bool) -> list[_Page] | None:
+def _read_pages(data: pa.Buffer, chunk: _Chunk, layout: _VectorLayout, *, check_sums: bool) -> list[_Page] | None:
     """Read all pages of a chunk; None if the first is of version 1, or one of streams is larger than ours are."""
     if data.size != chunk.num_bytes:
         raise pa.ArrowInvalid(f"the file ends after {data.size:,} of {chunk.num_bytes:,} bytes of a column")
@@ -318,7 +320,7 @@ def _unpack(data: memoryview, num_bytes: int, *, is_packed: bool) -> "memoryview
     return data
 
 
-def _read_page(body: memoryview, header: dict[int, Any], chunk: _Chunk, layout: _Layout) -> _Page:
+def _read_page(body: memoryview, header: dict[int, Any], chunk: _Chunk, layout: _VectorLayout) -> _Page:
     """Prove by the levels that each row is null or a vector of one length; the values stay where they are."""
     dtype = layout.dtype
     limits = (chunk.num_values, chunk.num_rows, chunk.num_rows, layout.encoding, len(body), len(body))
@@ -380,13 +382,13 @@ def _find_unlike(data: bytes, num: int, usual: int, expected: int, *, bits: int)
     is_run = value >= 0
     if counts[is_run].sum() > expected:
         raise pa.ArrowInvalid("the levels of a page don't add up to its rows")
-    groups, in_group = _spread(at[~is_run], counts[~is_run], bits), np.arange(bits)
+    groups, in_group = _expand(at[~is_run], counts[~is_run], bits), np.arange(bits)
     packed = np.unpackbits(np.frombuffer(data, np.uint8)[groups[:, None] + in_group], axis=None, bitorder="little")
     levels = np.bitwise_or.reduce([packed[bit::bits] << bit for bit in range(bits)])
     unlike = np.flatnonzero(levels != usual)
-    places = _spread(first[~is_run], counts[~is_run], 8)[unlike >> 3] + (unlike & 7)
+    places = _expand(first[~is_run], counts[~is_run], 8)[unlike >> 3] + (unlike & 7)
     unlike, places = unlike[places < num], places[places < num]  # the last group is filled up
-    places = np.concatenate([places, _spread(first[is_run], counts[is_run], 1)])
+    places = np.concatenate([places, _expand(first[is_run], counts[is_run], 1)])
     values = np.concatenate([levels[unlike], np.repeat(value[is_run], counts[is_run])])
     if len(places) != expected:
         raise pa.ArrowInvalid("the levels of a page don't add up to its rows")
@@ -394,7 +396,7 @@ def _find_unlike(data: bytes, num: int, usual: int, expected: int, *, bits: int)
     return places[order], values[order]
 
 
-def _spread(starts: Ints, counts: Ints, step: int) -> Ints:
+def _expand(starts: Ints, counts: Ints, step: int) -> Ints:
     """Return `start`, `start + step`, ... of each count, one after another."""
     ends = np.cumsum(counts)
     within = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
@@ -442,7 +444,7 @@ def _repeat(runs: Ints, repeats: Ints) -> Ints:
     """Append what recurs: each repeat has its first run, how many, how often, and the period in bytes and levels."""
     first, num, times, period, step = repeats.T
     sizes = num * times
-    number = _spread(np.zeros_like(sizes), sizes, 1)  # of each appended run within its repeat
+    number = _expand(np.zeros_like(sizes), sizes, 1)  # of each appended run within its repeat
     first, num, period, step = (np.repeat(each, sizes) for each in (first, num, period, step))
     again = runs[first + number % num]
     again[:, 0] += (number // num + 1) * period
@@ -488,8 +490,8 @@ def _parse_struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict
     fields: dict[int, Any] = {}
     field = 0
     while True:
-        if position >= len(data) or depth > MAX_DEPTH:
-            raise pa.ArrowInvalid("a header or the footer is cut off, or nested too deep")
+        if position >= len(data):
+            raise pa.ArrowInvalid("a header or the footer is cut off")
         kind, delta = data[position] & 0x0F, data[position] >> 4
         position += 1
         if kind == 0 and not delta:
@@ -509,6 +511,8 @@ def _parse_struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict
 
 def _parse_value(data: memoryview, position: int, kind: int, depth: int) -> tuple[Any, int]:
     """Parse a number, bytes, a struct or a list of these."""
+    if depth > MAX_DEPTH:
+        raise pa.ArrowInvalid("a header or the footer is nested too deep")
     if kind == 12:
         return _parse_struct(data, position, depth + 1)
     if kind in (4, 5, 6):
@@ -530,6 +534,6 @@ def _parse_value(data: memoryview, position: int, kind: int, depth: int) -> tupl
     if length > len(data) - position:
         raise pa.ArrowInvalid("a header or the footer has a longer list than there are bytes")
     for _ in range(length):
-        value, position = _parse_value(data, position, of_kind, depth)
+        value, position = _parse_value(data, position, of_kind, depth + 1)
         values.append(value)
     return values, position

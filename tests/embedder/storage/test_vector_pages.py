@@ -219,6 +219,29 @@ def test_levels_are_read_alike_whether_they_recur_or_not():
             _find_unlike(wrong, 5000, 3, len(unlike), bits=2)
 
 
+def footer_of(thrift: bytes) -> bytes:
+    return b"PAR1" + thrift + len(thrift).to_bytes(4, "little") + b"PAR1"
+
+
+@pytest.mark.parametrize(
+    "thrift",
+    [
+        b"\x19" * 10_000,  # lists of lists
+        b"\x1c" * 10_000,  # structs of structs
+        b"\x19\xf5\xff\xff\xff\xff\x0f",  # a list of four thousand million numbers
+        b"\x18\xff\xff\xff\xff\x0f",  # as many bytes
+        b"\x15" + b"\xff" * 100,  # a number without an end
+        b"\x15\x02\x05\x02\x02\x00",  # a field twice
+        b"\x17\x00\x00",  # a type that no footer has
+        b"\x00",  # no schema
+        b"",
+    ],
+)
+def test_footers_that_nobody_wrote_are_errors(thrift):
+    with pytest.raises(pa.ArrowInvalid, match="footer|number"):
+        read(footer_of(thrift))
+
+
 def mutate(data: bytes, random_of: random.Random) -> bytes:
     """Change one to three bytes of headers, levels or footer, or cut the file off."""
     kind = random_of.choice(["page"] * 4 + ["footer", "cut"])
