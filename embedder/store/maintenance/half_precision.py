@@ -98,29 +98,28 @@ def models_to_round(files: StoreFiles, current: Current, wanted: VectorType | No
 
 def measure_loss(files: StoreFiles, current: Current) -> RoundingLoss | None:
     """Compare exact search over published vectors with the same over rounded ones; None if there are none to round."""
-    column = "image_embedding"
     table = RecordTable(files, "embeddings", current.embeddings)
-    images, texts, right = _sample(table, column)
-    if not len(images):
-        column, right = "text_embedding", None
-        images, _, _ = _sample(table, column)
-    if not len(images):
+    vectors, captions, right = _sample(table, "image_embedding")
+    has_captions = len(captions) > 0
+    if not len(vectors):
+        vectors, _, _ = _sample(table, "text_embedding")
+        has_captions = False
+    if not len(vectors):
         return None
-    queries = images[:MAX_QUERIES] if right is None or not len(right) else texts
+    queries = captions if has_captions else vectors[:MAX_QUERIES]
     with np.errstate(over="ignore"):
-        rounded, asked = (each.astype(np.float16).astype(np.float32) for each in (images, queries))
+        rounded, asked = (each.astype(np.float16).astype(np.float32) for each in (vectors, queries))
     if not np.isfinite(rounded).all() or not np.isfinite(asked).all():
         return RoundingLoss(1.0, None, len(queries), in_range=False)
-    lost, recalls = 0, np.zeros(2)
+    lost, hits = 0, np.zeros(2)
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         stop = start + QUERIES_AT_ONCE
-        before, after = _nearest(queries[start:stop], images), _nearest(asked[start:stop], rounded)
+        before, after = _nearest(queries[start:stop], vectors), _nearest(asked[start:stop], rounded)
         lost += sum(len(np.setdiff1d(a, b)) for a, b in zip(before, after, strict=True))
-        if queries is texts and right is not None:
-            recalls += [(rows == right[start:stop, None]).any(axis=1).sum() for rows in (before, after)]
-    lost_neighbours = lost / (len(queries) * min(K, len(images)))
-    lost_recall = float(recalls[0] - recalls[1]) / len(queries) if queries is texts else None
-    return RoundingLoss(lost_neighbours, lost_recall, len(queries), in_range=True)
+        if has_captions:
+            hits += [(rows == right[start:stop, None]).any(axis=1).sum() for rows in (before, after)]
+    lost_recall = float(hits[0] - hits[1]) / len(queries) if has_captions else None
+    return RoundingLoss(lost / (len(queries) * min(K, len(vectors))), lost_recall, len(queries), in_range=True)
 
 
 def _nearest(queries: Floats, vectors: Floats) -> np.ndarray[Any, np.dtype[np.int64]]:
