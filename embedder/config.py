@@ -392,6 +392,12 @@ class RunConfig(ConfigSection):
         "of compute capability 8.0 and up, float16 on older ones, float32 on CPUs. int8 holds for the weights alone. "
         "Embeddings are float32",
     )
+    vectors: Literal["float32", "float16"] | None = Field(
+        None,
+        description="precision in which vectors are recorded. float16: rounded, as soon as a gate on the published "
+        "ones allows it, and in less than half of the bytes. Left out: as the store does, and float32 in a new one",
+        json_schema_extra={"default": "as the store does"},
+    )
     compile: Literal["auto"] | bool = Field(
         "auto",
         description="compile the layers of stages with torch's compiler. auto: those on GPUs, in runs long enough to "

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from embedder.cli.options import ReadConfig, command
 from embedder.cli.results import Result, new_table
+from embedder.cli.store_access import describe_vectors
 from embedder.installation import describe, installed_version, missing, unmet_requirements
 from embedder.quantities import plural
 
@@ -45,6 +46,7 @@ def doctor(read: ReadConfig) -> Result:
     data = {
         "installation": describe(),
         **({"model": _model(config.main_model)} if config.main_model is not None else {}),
+        **({"vectors of the store": vectors} if (vectors := describe_vectors(config)) is not None else {}),
         "images it reads": _image_formats(),
         "python": platform.python_version(),
         **versions,

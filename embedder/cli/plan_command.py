@@ -12,6 +12,7 @@ from rich.table import Table
 
 from embedder.cli.options import Dtype, ModelUri, NumStages, ReadConfig, command
 from embedder.cli.results import Result, new_table
+from embedder.cli.store_access import describe_vectors
 from embedder.quantities import HOUR_S, KIB, MIB, duration_text, figure, money, percent, plural, rate
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def plan(
         *_answer_parts(answer, run.currency, fixed_by=fixed_by, explain=request.explain),
         *_unplanned_gpu_lines(request),
     ]
+    if (vectors := describe_vectors(run)) is not None:
+        shown.append(f"vectors of the store: {vectors}")
     if request.out is not None:
         request.out.write_text(answer.plan.to_json(), encoding="utf-8")
         shown.append(f"plan: {request.out}")

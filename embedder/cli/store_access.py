@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from embedder.config import RunConfig
+from embedder.errors import StoreError
 from embedder.installation import require
 from embedder.store.files import StoreFiles
 
@@ -21,6 +22,24 @@ def read_access(config: RunConfig) -> Iterator[StoreFiles]:
     files = StoreFiles(config.required_store)
     read_store_info(files)
     yield files
+
+
+def describe_vectors(config: RunConfig) -> str | None:
+    """Return in what precision the configuration's store records vectors, and what float16 would save; None if unread.
+
+    A store that is not there, or can't be read, is another command's to tell of.
+    """
+    from embedder.store.layout import read_current
+    from embedder.store.maintenance.half_precision import describe_saving
+
+    if config.store is None:
+        return None
+    try:
+        files = StoreFiles(config.store)
+        current = read_current(files)
+        return None if current is None else describe_saving(files, current)
+    except StoreError:
+        return None
 
 
 @contextmanager

@@ -230,7 +230,8 @@ def compact(
         size_bytes=int(target_mib * MIB) if target_mib else default.size_bytes,
     )
     with write_access(run, commits="embedder compact") as files:
-        new, tables = run_compact(files, target, choose_index=same_index_and_words(files, run.index), lay_out=True)
+        choose_index = same_index_and_words(files, run.index)
+        new, tables = run_compact(files, target, choose_index=choose_index, lay_out=True, vectors=run.vectors)
     shown: list[RenderableType] = [
         f"{each.model} {each.table}: ".lstrip()
         + f"{plural(each.num_files_before, 'part file')} -> {each.num_files_after:,}, "

@@ -44,6 +44,7 @@ from embedder.store.journal.model_parts import ModelPart
 from embedder.store.journal.part_writer import NO_COLUMNS, RunMetadata
 from embedder.store.journal.runs import Run
 from embedder.store.layout import StoreInfo
+from embedder.store.maintenance.half_precision import is_half_store
 from embedder.store.row_metrics import check_columns
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.user_steps.declared_steps import new_columns, step_fingerprints
@@ -73,6 +74,7 @@ class ModelRun:
             preprocess_fingerprint=info.preprocess_fingerprint,
             carryover=self.carried,
             outputs=self.model.outputs,
+            is_half=is_half_store(self.run.files, info.model_fingerprint),
         )
         return ModelPart(self.run.files, metadata, tuple(self.model.columns.items()))
 

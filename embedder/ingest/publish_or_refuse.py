@@ -228,4 +228,5 @@ def _publish(inputs: Inputs, ending: _Ending) -> None:
     for each in ending.models:
         forget_pairs(each.result)
     min_saved = MIN_SAVED if options.kind == "refresh" else MIN_SAVED_BY_EMBED
-    compact(files, min_saved=min_saved, choose_index=same_index_and_words(files, config.index))
+    choose_index = same_index_and_words(files, config.index)
+    compact(files, min_saved=min_saved, choose_index=choose_index, vectors=config.vectors)

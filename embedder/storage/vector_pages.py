@@ -28,6 +28,11 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 TYPES = {(4, None): np.dtype("<f4")}
 """Values by the physical type of a column, and its length in bytes where that may differ: FLOAT."""
 DATA_PAGE, DATA_PAGE_V2, PLAIN, RLE, UNCOMPRESSED, OPTIONAL, REPEATED = 0, 3, 0, 3, 0, 1, 2
+STREAMS, ZSTD = 9, 6
+"""Encoding BYTE_STREAM_SPLIT, first bytes of all values, then second ones, and the codec that it is compressed with."""
+STREAMS_LEVEL = 1  # of zstd: the higher ones take twice as long and save nothing here
+MAX_UNPACKED_BYTES = 4 * (16 << 20)
+"""Bytes that a compressed page may come to; a larger one, which no writer of ours makes, is left to Arrow."""
 MAX_LEVELS = (3, 1)
 """Highest definition and repetition level of a nullable list of nullable values; the levels of a null row are 0."""
 MAX_DEPTH, MAX_ROWS = 12, 1 << 24
@@ -77,14 +82,33 @@ class _Chunk(NamedTuple):
     num_values: int
 
 
-def layout_options(schema: pa.Schema, vectors: Collection[str]) -> dict[str, Any]:
-    """Return the options of `pyarrow.parquet.write_table` that write some columns in the layout, the others as ever."""
+class _VectorLayout(NamedTuple):
+    """Where the vectors of a column are, if it is in the layout."""
+
+    dtype: np.dtype[Any]
+    encoding: int  # PLAIN and uncompressed, or STREAMS and compressed
+    chunks: list[_Chunk]
+
+
+def layout_options(schema: pa.Schema, vectors: Collection[str], streams: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options of `pyarrow.parquet.write_table` that write some columns in the layout, the others as ever.
+
+    Those of `vectors` that are in `streams` are written byte by byte, compressed: for values of half precision, of
+    which two bytes in four are nearly constant.
+    """
     others = [name for name in schema.names if name not in vectors]
     if len(others) == len(schema):
         return {}
-    codecs = {path: "NONE" if path.partition(".")[0] in vectors else "zstd" for path in _leaf_paths(schema)}
+    columns = {path: path.partition(".")[0] for path in _leaf_paths(schema)}
+    is_plain = {path: column in vectors and column not in streams for path, column in columns.items()}
+    split = [path for path, column in columns.items() if column in streams]
+    of_streams = {
+        "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
+        "compression_level": dict.fromkeys(split, STREAMS_LEVEL),
+    }
     return {
-        "compression": codecs,
+        **(of_streams if split else {}),
+        "compression": {path: "NONE" if plain else "zstd" for path, plain in is_plain.items()},
         "use_dictionary": others,
         "data_page_version": "2.0",
         "data_page_size": PAGE_BYTES,
@@ -162,14 +186,13 @@ def read_vector_pages(
     if layout is None:
         return None
     pages: list[_Page] = []
-    dtype, chunks = layout
-    for chunk in chunks:
+    for chunk in layout.chunks:
         file.seek(chunk.start)
-        found = _read_pages(file.read_buffer(chunk.num_bytes), chunk, dtype, check_sums=check_sums)
+        found = _read_pages(file.read_buffer(chunk.num_bytes), chunk, layout, check_sums=check_sums)
         if found is None:
             return None
         pages += found
-    return _join(pages, dtype, place)
+    return _join(pages, layout.dtype, place)
 
 
 def _parse_footer(file: pa.NativeFile) -> dict[int, Any]:
@@ -186,8 +209,8 @@ def _parse_footer(file: pa.NativeFile) -> dict[int, Any]:
     return footer
 
 
-def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> tuple[np.dtype[Any], list[_Chunk]] | None:
-    """Return a column's type of values and its chunks; None if it isn't in the layout.
+def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> _VectorLayout | None:
+    """Return a column's type of values, its encoding and its chunks; None if it isn't in the layout.
 
     Fields are those of `FileMetaData`, `SchemaElement`, `RowGroup`, `ColumnChunk` and `ColumnMetaData`.
     """
@@ -201,14 +224,16 @@ def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> tuple[
         dtype = TYPES.get((nested[2].get(1), nested[2].get(2)))
         path = [element[4] for element in nested]
         found = [[chunk[3] for chunk in group[1] if chunk[3][3] == path] for group in groups]
-        if dtype is None or not all(len(own) == 1 and _is_plain(own[0]) for own in found):
+        encodings = {_encoding_of(own[0]) if len(own) == 1 else None for own in found} or {PLAIN}
+        encoding = encodings.pop()
+        if dtype is None or encoding is None or encodings:
             return None
         chunks = [_Chunk(own[9], own[7], group[3], own[5]) for group, (own,) in zip(groups, found, strict=True)]
         if sum(chunk.num_rows for chunk in chunks) != footer[3]:
             raise pa.ArrowInvalid(f"the row groups of the footer don't add up to its {footer[3]} rows")
         if any(chunk.num_rows > MAX_ROWS for chunk in chunks):
             return None
-        return dtype, [chunk for chunk in chunks if _holds_pages(chunk, file_bytes)]
+        return _VectorLayout(dtype, encoding, [chunk for chunk in chunks if _holds_pages(chunk, file_bytes)])
     except (LookupError, TypeError, AttributeError):
         raise pa.ArrowInvalid("the footer is damaged") from None
 
@@ -218,8 +243,13 @@ def _name_of(element: Any) -> str | None:
     return name.decode(errors="replace") if isinstance(name, bytes) else None
 
 
-def _is_plain(chunk: dict[int, Any]) -> bool:
-    return chunk[4] == UNCOMPRESSED and {PLAIN, RLE}.issuperset(chunk[2]) and 11 not in chunk  # 11: of a dictionary
+def _encoding_of(chunk: dict[int, Any]) -> int | None:
+    """Return the encoding of a chunk's values if its pages are in the layout."""
+    codecs = {PLAIN: UNCOMPRESSED, STREAMS: ZSTD}
+    own = {*chunk[2]} - {RLE} or {PLAIN}
+    encoding = own.pop()
+    is_ours = not own and codecs.get(encoding, -1) == chunk[4] and 11 not in chunk  # 11: of a dictionary
+    return encoding if is_ours else None
 
 
 def _holds_pages(chunk: _Chunk, file_bytes: int) -> bool:
@@ -230,8 +260,8 @@ def _holds_pages(chunk: _Chunk, file_bytes: int) -> bool:
     return any(chunk[1:])
 
 
-def _read_pages(data: pa.Buffer, chunk: _Chunk, dtype: np.dtype[Any], *, check_sums: bool) -> list[_Page] | None:
-    """Read all pages of a chunk; None if the first is of version 1."""
+def _read_pages(data: pa.Buffer, chunk: _Chunk, layout: _VectorLayout, *, check_sums: bool) -> list[_Page] | None:
+    """Read all pages of a chunk; None if the first is of version 1, or one of streams is larger than ours are."""
     if data.size != chunk.num_bytes:
         raise pa.ArrowInvalid(f"the file ends after {data.size:,} of {chunk.num_bytes:,} bytes of a column")
     whole, position, num_values = memoryview(data).cast("B"), 0, 0
@@ -245,11 +275,16 @@ def _read_pages(data: pa.Buffer, chunk: _Chunk, dtype: np.dtype[Any], *, check_s
         if kind != DATA_PAGE_V2 or not isinstance(own, dict) or not _is_count(num_bytes, len(whole) - position):
             raise pa.ArrowInvalid("the header of a page is damaged")
         body = whole[position : position + num_bytes]
-        if unpacked_bytes != num_bytes or not isinstance(check_sum, int):
+        is_plain = layout.encoding == PLAIN
+        if (is_plain and unpacked_bytes != num_bytes) or not isinstance(check_sum, int):
             raise pa.ArrowInvalid(f"a page of {num_bytes:,} bytes says that it has {unpacked_bytes} uncompressed")
         if check_sums and 4 in header and zlib.crc32(body) != check_sum & 0xFFFFFFFF:
             raise pa.ArrowInvalid("the bytes of a page don't have the checksum in its header")
-        pages.append(_read_page(body, own, chunk, dtype))
+        if not is_plain:
+            if not _is_count(unpacked_bytes, MAX_UNPACKED_BYTES):
+                return None
+            body = _join_streams(body, own, unpacked_bytes)
+        pages.append(_read_page(body, own, chunk, layout))
         position += num_bytes
         num_values += own[1]
     if sum(len(page.present) for page in pages) != chunk.num_rows or num_values != chunk.num_values:
@@ -257,10 +292,41 @@ def _read_pages(data: pa.Buffer, chunk: _Chunk, dtype: np.dtype[Any], *, check_s
     return pages
 
 
-def _read_page(body: memoryview, header: dict[int, Any], chunk: _Chunk, dtype: np.dtype[Any]) -> _Page:
+def _join_streams(body: memoryview, header: dict[int, Any], unpacked_bytes: int) -> memoryview:
+    """Return a page with its values unpacked and put together from their four streams; its levels are as they were."""
+    levels: list[Any] = [header.get(5), header.get(6)]
+    start = sum(levels) if all(_is_count(each, len(body)) for each in levels) else len(body) + 1
+    num_bytes = unpacked_bytes - start
+    if start > len(body) or num_bytes < 0 or num_bytes % 4:
+        raise pa.ArrowInvalid(f"a page of {len(body):,} bytes says that it has {unpacked_bytes} uncompressed")
+    whole = np.empty(unpacked_bytes, np.uint8)
+    whole[:start] = np.frombuffer(body[:start], np.uint8)
+    values = whole[start:].reshape(-1, 4)
+    streams = _unpack(body[start:], num_bytes, is_packed=header.get(7) is not False)
+    for place, stream in enumerate(np.frombuffer(streams, np.uint8).reshape(4, -1)):
+        values[:, place] = stream
+    return memoryview(whole.data)
+
+
+def _unpack(data: memoryview, num_bytes: int, *, is_packed: bool) -> "memoryview | pa.Buffer":
+    """Unpack the values of a page; a writer leaves those as they are that zstd doesn't make smaller."""
+    try:
+        if is_packed and num_bytes:
+            return pa.Codec("zstd").decompress(pa.py_buffer(data), decompressed_size=num_bytes)
+    except OSError as error:
+        raise pa.ArrowInvalid(f"the values of a page can't be unpacked ({error})") from None
+    if len(data) != num_bytes:
+        raise pa.ArrowInvalid(f"a page has {len(data):,} bytes of values, and says that it has {num_bytes:,}")
+    return data
+
+
+def _read_page(body: memoryview, header: dict[int, Any], chunk: _Chunk, layout: _VectorLayout) -> _Page:
     """Prove by the levels that each row is null or a vector of one length; the values stay where they are."""
-    limits = (chunk.num_values, chunk.num_rows, chunk.num_rows, PLAIN, len(body), len(body))
-    if not all(_is_count(header.get(field), limit) for field, limit in enumerate(limits, start=1)):
+    dtype = layout.dtype
+    limits = (chunk.num_values, chunk.num_rows, chunk.num_rows, layout.encoding, len(body), len(body))
+    if header.get(4) != layout.encoding or not all(
+        _is_count(header.get(field), limit) for field, limit in enumerate(limits, start=1)
+    ):
         raise pa.ArrowInvalid("the header of a page has numbers that can't be")
     num_values, num_nulls, num_rows, _, definition_bytes, repetition_bytes = (header[each] for each in range(1, 7))
     start = repetition_bytes + definition_bytes

@@ -93,6 +93,9 @@ class StoreInfo(Record):
     libraries: dict[str, str] = Field(
         {}, description="versions that decide the last bits of vectors; recorded, not hashed"
     )
+    half_of: str | None = Field(
+        None, description="fingerprint of the model whose vectors are recorded in half precision, as a gate allowed"
+    )
     # For models other than the main one only (`embedder.store.tables.models`).
     has_vectors: bool | None = None
     outputs: dict[str, str] | None = None

@@ -29,6 +29,7 @@ from embedder.store.part_file import PartFile
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
 from embedder.store.store_errors import StoreUnavailableError
 from embedder.store.tables.arrow_lookup import without_items
+from embedder.store.tables.arrow_tensors import is_half, round_vectors
 from embedder.store.tables.item_states import split_records
 
 LAST_TASK = 10**TASK_DIGITS - 1  # of the rows left over by a stopped run; write tasks have lower numbers
@@ -38,6 +39,8 @@ BOUNDED = ("item_id", "state")
 NUM_REWRITERS = 4
 """Part files rewritten in parallel; each has at most 64 MiB and needs about four times its size in memory."""
 VECTOR_COLUMNS = ("image_embedding", "text_embedding")
+MIN_STREAM_VALUES = 1 << 14
+"""Values of a column from which those of half precision are worth their own encoding."""
 PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))
 """Files of a write task: vectors, records of items with new rows, and records of items whose published rows stay."""
 
@@ -56,6 +59,8 @@ class RunMetadata:
     carryover: pa.Schema
     outputs: pa.Schema = NO_COLUMNS
     """Outputs of a model besides vectors: like the carried columns, but as old as the vectors."""
+    is_half: bool = False
+    """Whether vectors are rounded to half precision (`vectors = "float16"`)."""
 
     @property
     def columns(self) -> pa.Schema:
@@ -78,6 +83,7 @@ def write_part(
     with _undone_on_failure(files, metadata, name, path):
         with measure("write") as measurement:
             rows = reject_non_finite(rows)
+            rows = round_rows(rows) if metadata.is_half else rows
             own_rows, kept_rows = split_records(rows)
             own, kept = (_item_records(each, metadata) for each in (own_rows, kept_rows))
             own_vectors = _vector_rows(without_items(rows, kept["item_id"]), metadata)
@@ -196,6 +202,13 @@ def reject_non_finite(rows: pa.Table) -> pa.Table:
     return rows
 
 
+def round_rows(rows: pa.Table) -> pa.Table:
+    """Round the vectors of rows of the embeddings table, or of finished ones, to half precision."""
+    for name in VECTOR_COLUMNS:
+        rows = rows.set_column(rows.schema.get_field_index(name), name, round_vectors(rows[name]))
+    return rows
+
+
 def _overwrite(rows: pa.Table, name: str, value: object, mask: pa.Array) -> pa.Table:
     index = rows.schema.get_field_index(name)
     column = rows.schema.field(index)
@@ -268,7 +281,9 @@ def encode_part(
     table: str, path: str, content: pa.Table, session: str, *, kept: bool = False
 ) -> tuple[PartFile, bytes]:
     """Encode a Parquet file as `store_part` does, with its entry for a log or journal; nothing is written."""
-    data = parquet_bytes(content, **layout_options(content.schema, VECTOR_COLUMNS))
+    # A column's own values say how it is written, so that no rewriting changes it.
+    streams = [name for name in VECTOR_COLUMNS if name in content.schema.names and _is_worth_streams(content[name])]
+    data = parquet_bytes(content, **layout_options(content.schema, VECTOR_COLUMNS, streams))
     part = PartFile(
         table=table,
         path=path,
@@ -279,6 +294,10 @@ def encode_part(
         kept=kept,
     )
     return part, data
+
+
+def _is_worth_streams(column: pa.ChunkedArray) -> bool:
+    return (pc.sum(pc.list_value_length(column)).as_py() or 0) >= MIN_STREAM_VALUES and is_half(column)
 
 
 def _delta_stats(content: pa.Table) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from embedder.errors import StoreError
 from embedder.quantities import plural
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import VECTOR_COLUMNS, rewrite_each, rewritten_name, store_part
+from embedder.store.journal.part_writer import VECTOR_COLUMNS, rewrite_each, rewritten_name, round_rows, store_part
 from embedder.store.journal.runs import unfinished_runs
 from embedder.store.layout import Current, Published, RunInfo
+from embedder.store.maintenance.half_precision import VectorType, mark_half, models_to_round
 from embedder.store.part_file import PartFile
 from embedder.store.publish.current import IndexChoice, begin, parts_at, publish_files, versions_of, writable
 from embedder.store.tables.models import model_files
@@ -83,14 +84,17 @@ def compact(
     choose_index: IndexChoice | None = None,
     *,
     lay_out: bool = False,
+    vectors: VectorType | None = None,
 ) -> tuple[Published | None, list[Compaction]]:
     """Merge small part files and publish the same rows as a new version, with the same index.
 
     The caller holds the write lock. Nothing is done if fewer than `min_saved` files, over all tables, would be saved,
     or written without the many rows that have left them. `lay_out` also rewrites each larger file whose vectors an
-    earlier release has written, so that they are read fast. `choose_index` chooses the new publication's index and
-    makes its word index; None keeps the index and makes no word index. Returns the new publication, or None, and the
-    result for each table. Raises StoreError if an unfinished run's work would be lost.
+    earlier release has written, so that they are read fast. `vectors` changes the type in which vectors are recorded
+    from then on; for float16, all published ones are rounded where a gate allows it, else a warning says why not.
+    `choose_index` chooses the new publication's index and makes its word index; None keeps the index and makes no word
+    index. Returns the new publication, or None, and the result for each table. Raises StoreError if an unfinished run's
+    work would be lost.
     """
     current = writable(files)
     parts = parts_at(files, current)
@@ -99,7 +103,12 @@ def compact(
         for model, tables in parts.items()
     }
     num_folded = sum(len(group) == 1 for tables in groups.values() for own in tables.values() for group in own)
-    slow = {model: _not_laid_out(files, current, model, groups[model]) for model in parts} if lay_out else {}
+    halves = models_to_round(files, current, vectors)
+    slow = {
+        model: [] if model in halves else _not_laid_out(files, current, model, groups[model])
+        for model in (parts if lay_out else ())
+    }
+    slow |= {model: _not_merged(parts[model], groups[model]) for model in halves}
     for model, of_model in slow.items():
         groups[model]["embeddings"] += [[part] for part in of_model]
     done = [
@@ -108,7 +117,7 @@ def compact(
         for name, of_table in tables.items()
     ]
     num_saved = sum(each.num_files_before - each.num_files_after for each in done)
-    if num_saved + num_folded < min_saved and not any(slow.values()):
+    if num_saved + num_folded < min_saved and not any(slow.values()) and not halves:
         return None, done
     _refuse_unfinished_runs(files)
     marked = f", {num_folded:,} written without rows that have left" if num_folded else ""
@@ -116,13 +125,21 @@ def compact(
     operation = begin(files, "compaction", current)
     wanted = {
         model: {
-            name: _merge(view, operation, own, name, parts[model][name], groups[model][name]) for name in parts[model]
+            name: _merge(view, operation, own, name, parts[model][name], groups[model][name], is_half=model in halves)
+            for name in parts[model]
         }
         for model, (view, own) in versions_of(files, current).items()
     }
     published = publish_files(files, operation, current, wanted, choose_index or same_index)
+    for model, fingerprint in halves.items():
+        mark_half(model_files(files, model), fingerprint)
     _write_checkpoints(files, done)
     return published, done
+
+
+def _not_merged(parts: dict[str, list[PartFile]], groups: dict[str, list[list[PartFile]]]) -> list[PartFile]:
+    merged = {part.path for group in groups["embeddings"] for part in group}
+    return [part for part in parts["embeddings"] if part.path not in merged]
 
 
 def _not_laid_out(
@@ -169,15 +186,17 @@ def _compaction(model: str, name: str, parts: list[PartFile], groups: list[list[
 
 
 def _merge(
-    files: StoreFiles, run: RunInfo, current: Current, name: str, parts: list[PartFile], groups: list[list[PartFile]]
-) -> list[PartFile]:
+    files: StoreFiles, run: RunInfo, current: Current, name: str, parts: list[PartFile], groups: list[list[PartFile]],
+    *, is_half: bool,
+) -> list[PartFile]:  # fmt: skip
     table = RecordTable(files, name, getattr(current, name))
     gone = {part.path for group in groups for part in group}
 
     def merge(group: list[PartFile]) -> PartFile:
         paths = [part.path for part in group]
-        return store_part(
-            files, name, rewritten_name(run.run_id, "", "compact", paths), table.read(paths=paths), session=""
-        )
+        rows = table.read(paths=paths)
+        if is_half and name == "embeddings":
+            rows = round_rows(rows)
+        return store_part(files, name, rewritten_name(run.run_id, "", "compact", paths), rows, session="")
 
     return [*(part for part in parts if part.path not in gone), *rewrite_each(merge, groups)]

@@ -5,10 +5,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.batch_schema import TENSOR, VECTOR
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+HALF_ZEROS = np.uint32(0x1FFF)
+"""Bits of a float32 that are 0 in each value of half precision, whose mantissa has ten bits."""
+HALF_BLOCK = 1 << 20
 
 
 def pack(values: Sequence[Array | None]) -> pa.Array:
@@ -60,3 +65,30 @@ def unpack_vectors(column: pa.ChunkedArray | pa.Array) -> Array:
     if len(column) == 0:
         return np.empty((0, 0), np.float32)
     return np.asarray(column.flatten().to_numpy(), np.float32).reshape(len(column), -1)
+
+
+def round_vectors(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Round the values of a `list<float>` column to half precision; they stay float32.
+
+    A column with a value beyond the range of half precision, 65,504, is returned as it is.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    with np.errstate(over="ignore"):
+        rounded = column.flatten().to_numpy().astype(np.float16).astype(np.float32)
+    if not np.isfinite(rounded).all():
+        return column
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0))
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+    mask = None if column.null_count == 0 else pc.is_null(column)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rounded), column.type, mask=mask)
+
+
+def is_half(column: pa.ChunkedArray | pa.Array) -> bool:
+    """Return whether all values of a `list<float>` column are of half precision: 13 bits of each are 0."""
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        bits = chunk.flatten().to_numpy().view(np.uint32)
+        for start in range(0, len(bits), HALF_BLOCK):
+            if (bits[start : start + HALF_BLOCK] & HALF_ZEROS).any():
+                return False
+    return True

@@ -49,11 +49,10 @@ def content_of(present: np.ndarray, width: int) -> pa.Table:
     return pa.table({"item_id": ids, COLUMN: pack_vectors(vectors_of(present, width), present), OTHER: other})
 
 
-def written(content: pa.Table, **options) -> bytes:
+def written(content: pa.Table, streams=(), **options) -> bytes:
     sink = BytesIO()
-    pq.write_table(
-        content, sink, **({"compression": "zstd"} | layout_options(content.schema, [COLUMN, OTHER]) | options)
-    )
+    layout = layout_options(content.schema, [COLUMN, OTHER], streams)
+    pq.write_table(content, sink, **({"compression": "zstd"} | layout | options))
     return sink.getvalue()
 
 
@@ -98,6 +97,26 @@ def test_vectors_are_those_that_were_written_whatever_their_width_and_the_rows_w
             assert ours.select(["item_id"]).equals(arrows.select(["item_id"]))
             assert ours[COLUMN].is_null().equals(arrows[COLUMN].is_null())
             assert flat(ours).tobytes() == vectors_of(present, width).tobytes()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_streams_of_bytes_are_put_together_as_arrow_does(pattern):
+    for num_rows, width in ((1, 3), (7, 1), (700, 24)):
+        present = PATTERNS[pattern](num_rows)
+        data = written(content_of(present, width), streams=[COLUMN], row_group_size=300, data_page_size=1024)
+        kinds = {*pq.ParquetFile(BytesIO(data)).metadata.row_group(0).column(1).encodings}
+        assert "BYTE_STREAM_SPLIT" in kinds
+        assert is_laid_out(pa.BufferReader(data), [COLUMN, OTHER])
+        found = read(data, check_sums=True)
+        assert found.present.tolist() == present.tolist()
+        assert found.values.tobytes() == vectors_of(present, width).tobytes()
+        assert found.values.tobytes() == flat(pq.ParquetFile(BytesIO(data)).read()).tobytes()
+
+
+def test_a_page_of_streams_that_claims_too_much_is_left_to_arrow(monkeypatch):
+    data = written(content_of(PATTERNS["all"](50), 8), streams=[COLUMN])
+    monkeypatch.setattr(vector_pages, "MAX_UNPACKED_BYTES", 50 * 8 * 4)
+    assert read(data) is None
 
 
 def test_row_groups_and_pages_follow_one_another_into_the_given_memory():
@@ -238,7 +257,7 @@ def mutate(data: bytes, random_of: random.Random) -> bytes:
     return bytes(changed)
 
 
-def count_outcomes(num_mutations: int, monkeypatch) -> dict[str, int]:
+def count_outcomes(num_mutations: int, monkeypatch, streams=()) -> dict[str, int]:
     """Read mutated files; each gives the right vectors, no column of that name, or the error that the store expects."""
     monkeypatch.setattr(vector_pages, "PAGE_BYTES", 2048)
     monkeypatch.setattr(vector_pages, "BATCH_VALUES", 256)
@@ -247,7 +266,7 @@ def count_outcomes(num_mutations: int, monkeypatch) -> dict[str, int]:
         if number % 50 == 0:
             present = PATTERNS[random_of.choice(list(PATTERNS))](random_of.choice([1, 3, 40, 150]))
             width = random_of.choice([4, 5, 16, 32])
-            expected, data = vectors_of(present, width).tobytes(), written(content_of(present, width))
+            expected, data = vectors_of(present, width).tobytes(), written(content_of(present, width), streams)
         changed = mutate(data, random_of)
         try:
             source = pa.BufferReader(changed)
@@ -267,14 +286,16 @@ def count_outcomes(num_mutations: int, monkeypatch) -> dict[str, int]:
     return counts
 
 
-def test_a_damaged_file_gives_an_error_or_the_right_vectors(monkeypatch):
-    counts = count_outcomes(NUM_MUTATIONS, monkeypatch)
+@pytest.mark.parametrize("streams", [(), (COLUMN,)])
+def test_a_damaged_file_gives_an_error_or_the_right_vectors(monkeypatch, streams):
+    counts = count_outcomes(NUM_MUTATIONS, monkeypatch, streams)
     assert counts["error"] > NUM_MUTATIONS / 2
     assert counts["right"] > 20
 
 
 @pytest.mark.slow
-def test_ten_thousand_damaged_files_give_an_error_or_the_right_vectors(monkeypatch):
-    counts = count_outcomes(10_000, monkeypatch)
+@pytest.mark.parametrize("streams", [(), (COLUMN,)])
+def test_ten_thousand_damaged_files_give_an_error_or_the_right_vectors(monkeypatch, streams):
+    counts = count_outcomes(10_000, monkeypatch, streams)
     assert counts["error"] > 5000
     assert counts["right"] > 300

@@ -18,7 +18,6 @@ from embedder.store.publish.tombstones import PURGED_FILE
 from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.tables.deletion_vectors import is_vector_file
 from embedder.store.tables.delta_log import LOG_FOLDER
-from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.tables.tables import RecordTable
 from shards.file_schema import parse_json
 

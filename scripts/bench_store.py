@@ -1,0 +1,395 @@
+"""The store at a size: vectors read, index built and judged, a store opened cold, 1 % changed, a bucket read by ranges.
+
+    python scripts/bench_store.py --rows 1000000                            # an hour on two cores; 8 GB of disk
+    python scripts/bench_store.py --rows 200000 --beside DIR                # another checkout's code, part by part
+    python scripts/bench_store.py --rows 10000000 --dim 64 --only open changes
+
+The vectors are made up around some centres; the store's own writer writes them and its own publication publishes them.
+What bounds reading is memory: `np.fromfile` of the same bytes in the same process, in turns, on one thread. Gigabytes a
+second are of CPU time, as are all `_cpu_s`; others are seconds on the clock. Before a store is opened cold, its files
+are flushed and leave the page cache (`posix_fadvise`, which needs no rights); how many of them are still there is told.
+A changed row costs `rewritten_over_changed` times its bytes in both tables. The last line is one JSON document: of this
+checkout, and in `beside` of each other one.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+from published_rows import as_embedded, publish_rows
+
+from corpus import DEMO_MODEL, unit
+from embedder.batch_schema import VECTOR
+from embedder.config import RunConfig
+from embedder.executors.job import store_info
+from embedder.models.model_folder import open_model
+from embedder.retrieval.store_api import open_store
+from embedder.store.files import StoreFiles
+from embedder.store.layout import read_current
+from embedder.store.schema import TABLES
+from embedder.store.store_info import read_store_info
+from embedder.store.tables.arrow_tensors import pack_vectors, unpack_vectors
+from embedder.store.tables.tables import RecordTable
+from harness import EMBEDDER, MIB, Server, free_port, json_of, number, run_watched, serving, table
+
+PART_ROWS, BUCKET_ROWS = 50_000, 50_000
+NUM_CENTRES, EVERY_CAPTION, CHANGED_SHARE = 1000, 20, 0.01
+ROUNDS, NUM_ASKED, K, TIMEOUT_S = 3, 100, 10, 7200.0
+COLUMN = "image_embedding"
+SECRETS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1"}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A checkout and its own store of the same rows."""
+
+    name: str
+    checkout: Path | None  # whose product runs; None for this one's
+    folder: Path
+    num_rows: int
+    dim: int
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    def step(self, name: str, *arguments: object) -> dict:
+        """Run a function of `STEPS` in a process of its own, with the contestant's product."""
+        command = [sys.executable, __file__, "step", name, self.store, *map(str, arguments)]
+        return json_of(command, TIMEOUT_S, checkout=self.checkout)
+
+    def run(self, *command: str | Path) -> dict:
+        """Run a command of the product; gives its seconds, its peak memory, and the JSON of its last line."""
+        took = run_watched([*EMBEDDER, *command, "--store", self.store], self.folder, TIMEOUT_S, checkout=self.checkout)
+        said = json.loads(took.last_line) if took.last_line.startswith("{") else {}
+        return {"s": took.wall_s, "peak_mib": took.peak_bytes / MIB, "said": said}
+
+
+def make_store(store: str, num_rows: str, dim: str) -> dict:
+    """Write the rows in part files of the size that compaction makes, and publish them without an index."""
+    model = make_model(Path(store).parent / "model", int(dim))
+    files, began_s, cpu_s = StoreFiles(store), time.perf_counter(), time.process_time()
+    info = store_info(RunConfig(model=str(model)).rows, open_model(str(model)), "float32")
+    starts = range(0, int(num_rows), PART_ROWS)
+    publish_rows(files, info, (rows_of(np.arange(at, min(at + PART_ROWS, int(num_rows))), int(dim)) for at in starts))
+    found = {"make_s": time.perf_counter() - began_s, "make_cpu_s": time.process_time() - cpu_s}
+    return found | {"store_bytes": sum(each.stat().st_size for each in Path(store).rglob("*.parquet"))}
+
+
+def make_model(folder: Path, dim: int) -> Path:
+    """Make a model of tiny towers with random weights, whose vectors have the store's width."""
+    from shards.fresh import init_model  # torch, which no other step loads
+    from shards.model_config import ModelConfig
+    from shards.preprocess import PreprocessConfig
+    from shards.towers.clip import ClipTextTower
+    from shards.towers.vit import VitTower
+
+    tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
+    text = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    towers = {
+        "vision": VitTower(image_size=32, patch_size=16, width=64, depth=1, num_heads=2),
+        "text": ClipTextTower(**text, eos_token_id=3, pad_token_id=3),
+        "preprocess": PreprocessConfig(image_size=32, max_caption_tokens=77),
+    }
+    config = ModelConfig(name="tiny", trained=False, embedding_dim=dim, **towers)
+    return init_model(config, folder, seed=0, tokenizer_json=tokenizer_json)
+
+
+def rows_of(numbers: np.ndarray, dim: int, version: int = 1) -> pa.Table:
+    """Rows by their numbers, as an embedder hands them to the writer; a version has vectors of its own."""
+    rng = np.random.default_rng([version, int(numbers[0]), len(numbers)])
+    images = draw_vectors(rng, len(numbers), dim)
+    has_caption = numbers % EVERY_CAPTION == 0
+    noise = rng.standard_normal((np.count_nonzero(has_caption), dim), dtype=np.float32) / np.float32(dim**0.5)
+    captions = [f"picture {each}" if has else None for each, has in zip(numbers, has_caption, strict=True)]
+    names = [f"{each:09d}.jpg" for each in numbers]
+    own = {"item_id": names, "uri": [f"/pictures/{name}" for name in names], "caption": pa.array(captions, pa.string())}
+    same = {"source": "", "modified": str(version), "size_bytes": 1}
+    listed = pa.table(own | {column: [value] * len(names) for column, value in same.items()})
+    rows = as_embedded(listed, pack_vectors(images, np.ones(len(names), bool)), content_version=str(version))
+    texts = pack_vectors(unit(images[has_caption] + noise), has_caption)
+    return rows.set_column(rows.schema.get_field_index("text_embedding"), pa.field("text_embedding", VECTOR), texts)
+
+
+def draw_vectors(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
+    """Vectors around centres that all rows of a store share; float32 (num, dim) of unit norm."""
+    centres = np.random.default_rng(0).standard_normal((NUM_CENTRES, dim), dtype=np.float32)
+    vectors = rng.standard_normal((num, dim), dtype=np.float32)
+    vectors *= np.float32(0.7)
+    vectors += centres[rng.integers(0, NUM_CENTRES, num)]
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
+def read_vectors(files: StoreFiles) -> np.ndarray:
+    """All vectors of the published images in one matrix, by the fastest way that the product has."""
+    current = read_current(files)
+    embeddings = RecordTable(files, "embeddings", None if current is None else current.embeddings)
+    if hasattr(embeddings, "read_vectors"):
+        return embeddings.read_vectors(COLUMN).values
+    return unpack_vectors(embeddings.read([COLUMN])[COLUMN].drop_null())  # of checkouts before that
+
+
+def take_cpu_s(work: Callable[[], np.ndarray]) -> float:
+    """CPU seconds of this process, while it makes an array."""
+    before_s = time.process_time()
+    work()
+    return time.process_time() - before_s
+
+
+def time_vectors(store: str) -> dict:
+    """Read all vectors, and the same bytes as a plain file, in turns; the first pass only fills the page cache."""
+    files, plain = StoreFiles(store), Path(store).parent / "vectors.bin"
+    matrix = read_vectors(files)
+    matrix.tofile(plain)
+    num_bytes, dtype = matrix.nbytes, matrix.dtype
+    del matrix
+    np.fromfile(plain, dtype)
+    turns = [(take_cpu_s(lambda: read_vectors(files)), take_cpu_s(lambda: np.fromfile(plain, dtype))) for _ in range(3)]
+    plain.unlink()
+    ours, bare = (median(each) for each in zip(*turns, strict=True))
+    return {
+        "vectors_gb_s": num_bytes / 1e9 / ours,
+        "fromfile_gb_s": num_bytes / 1e9 / bare,
+        "over_fromfile": ours / bare,
+    }
+
+
+def search_flat(store: str, dim: str) -> dict:
+    """Open a store and search all of its vectors, without an index."""
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    open_store(store).search(queries(int(dim)), K)
+    return {"flat_search_s": time.perf_counter() - began_s, "flat_search_cpu_s": time.process_time() - cpu_s}
+
+
+def queries(dim: int) -> np.ndarray:
+    return draw_vectors(np.random.default_rng(7), NUM_ASKED, dim)
+
+
+def change_rows(store: str, num_rows: str, dim: str, where: str) -> dict:
+    """Publish other vectors of 1 % of the rows, and weigh the files that it writes in both tables."""
+    num_changed = max(1, int(int(num_rows) * CHANGED_SHARE))
+    rng = np.random.default_rng(len(where))
+    start = int(rng.integers(0, int(num_rows) - num_changed + 1))
+    scattered = np.sort(rng.choice(int(num_rows), num_changed, replace=False))
+    numbers = scattered if where == "scattered" else np.arange(start, start + num_changed)
+    files, before = StoreFiles(store), table_files(store)
+    part_bytes = sum(part.size_bytes for name in TABLES for part in RecordTable(files, name).parts())
+    rows, began_s, cpu_s = rows_of(numbers, int(dim), 2 + len(where)), time.perf_counter(), time.process_time()
+    publish_rows(files, read_store_info(files), [rows])
+    took = {"s": time.perf_counter() - began_s, "cpu_s": time.process_time() - cpu_s}
+    written = sum(size for path, size in table_files(store).items() if path not in before)
+    changed = part_bytes * num_changed / int(num_rows)
+    sizes = {"num_changed": num_changed, "changed_bytes": changed, "written_bytes": written, "tables_bytes": part_bytes}
+    return {"rewritten_over_changed": written / changed, **took, **sizes}
+
+
+def table_files(store: str) -> dict[Path, int]:
+    """Files of both tables, their logs among them -> bytes."""
+    paths = (path for name in TABLES for path in Path(store, name).rglob("*"))
+    return {path: path.stat().st_size for path in paths if path.is_file()}
+
+
+def time_bucket(store: str, num_rows: str, dim: str, bucket: str) -> dict:
+    """Publish rows to a bucket; read their part files as they are and their vectors, in turns."""
+    files = StoreFiles(f"{bucket}/{Path(store).parent.name}")
+    info = read_store_info(StoreFiles(store))
+    publish_rows(files, info, [rows_of(np.arange(min(int(num_rows), BUCKET_ROWS)), int(dim))])
+    paths = [f"embeddings/{path}" for path in RecordTable(files, "embeddings").paths()]
+    turns = []
+    for _ in range(1 + ROUNDS):
+        began_s = time.perf_counter()
+        for path in paths:
+            files.read(path)
+        bare_s, began_s = time.perf_counter() - began_s, time.perf_counter()
+        read_vectors(files)
+        turns.append((bare_s, time.perf_counter() - began_s))
+    bare_s, ours_s = (median(each) for each in zip(*turns[1:], strict=True))
+    return {"bucket_bare_s": bare_s, "bucket_vectors_s": ours_s, "bucket_over_bare": bare_s / ours_s}
+
+
+STEPS: dict[str, Callable[..., dict]] = {
+    "make": make_store, "vectors": time_vectors, "flat": search_flat, "change": change_rows, "bucket": time_bucket,
+}  # fmt: skip
+
+
+def measure_vectors(who: Contestant) -> dict:
+    return who.step("vectors")
+
+
+def measure_flat(who: Contestant) -> dict:
+    return who.step("flat", who.dim)
+
+
+def measure_index(who: Contestant) -> dict:
+    took = who.run("index", "build", "--force", "--set", "index.min_recall=0")
+    sizes = [path.stat().st_size for path in (who.store / "index").rglob("*") if path.is_file()]
+    return {"index_build_s": took["s"], "index_build_peak_mib": took["peak_mib"], "index_mib": sum(sizes) / MIB}
+
+
+def measure_evaluate(who: Contestant) -> dict:
+    took = who.run("evaluate", "--num-queries", "200", "--json")
+    return {"evaluate_s": took["s"], "evaluate_peak_mib": took["peak_mib"]}
+
+
+def measure_open(who: Contestant) -> dict:
+    """Open the store cold: by one search of the command line, then by the service."""
+    file = who.folder / "queries.npy"
+    np.save(file, queries(who.dim)[:1])
+    num_files, num_cached = drop_from_cache(who.store)
+    found = {"search_s": who.run("search", "--vector", file, "--json")["s"]}
+    drop_from_cache(who.store)
+    with serving(who.store, who.folder / "serve.log", checkout=who.checkout) as server:
+        found |= {
+            "open_s": server.ready_s,
+            "first_answer_s": ask(server, who.dim),
+            "second_answer_s": ask(server, who.dim),
+        }
+        found["service_mib"] = server.memory_bytes / MIB
+    return found | {"num_files": num_files, "num_still_cached": num_cached}
+
+
+def drop_from_cache(folder: Path) -> tuple[int, int]:
+    """Flush files and drop them from the page cache; gives their number, and how many are still there."""
+    os.sync()
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+    num_cached = 0
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            num_cached += bool(os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT))
+        except OSError:  # it would have to wait for the disk
+            pass
+        finally:
+            os.close(file)
+    return len(paths), num_cached
+
+
+def ask(server: Server, dim: int) -> float:
+    """Seconds of one search by the service."""
+    body = json.dumps({"queries": [{"vector": queries(dim)[0].tolist()}], "k": K})
+    began_s, connection = time.perf_counter(), HTTPConnection(urlsplit(server.url).netloc, timeout=300)
+    connection.request("POST", "/search", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    if answer.status != 200 or b'"hits":[{' not in content:
+        raise SystemExit(f"the service answered {answer.status}: {content[:300]!r}")
+    return time.perf_counter() - began_s
+
+
+def measure_changes(who: Contestant) -> dict:
+    """Change the clustered rows first, since scattered changes leave files of their own."""
+    clustered, scattered = (who.step("change", who.num_rows, who.dim, where) for where in ("clustered", "scattered"))
+    found = {f"{name}_scattered": value for name, value in scattered.items()}
+    found |= {f"{name}_clustered": value for name, value in clustered.items()}
+    return found | {"rewritten_over_changed": scattered["rewritten_over_changed"]}
+
+
+def measure_bucket(who: Contestant) -> dict:
+    """Read a store in a bucket of moto's server on this machine."""
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.environ |= SECRETS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true"}
+    try:
+        make_bucket(port, "bench")
+        return who.step("bucket", who.num_rows, who.dim, "s3://bench")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def make_bucket(port: int, name: str, timeout_s: float = 60.0) -> None:
+    """Make a bucket as soon as the server is there."""
+    stop_s = time.monotonic() + timeout_s
+    while True:
+        connection = HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            connection.request("PUT", f"/{name}")
+            connection.getresponse()
+            return
+        except ConnectionError:
+            if time.monotonic() > stop_s:
+                raise
+            time.sleep(0.1)
+        finally:
+            connection.close()
+
+
+PARTS: dict[str, Callable[[Contestant], dict]] = {
+    "vectors": measure_vectors, "flat": measure_flat, "index": measure_index, "evaluate": measure_evaluate,
+    "open": measure_open, "s3": measure_bucket, "changes": measure_changes,
+}  # fmt: skip
+"""What `--only` takes, in the order in which they are measured: flat search before there is an index, changes last."""
+
+
+def measure_all(everyone: list[Contestant], only: list[str]) -> Iterator[tuple[Contestant, dict]]:
+    """Measure part by part, the contestants in turns; the vectors several times."""
+    for who in everyone:
+        yield who, who.step("make", who.num_rows, who.dim)
+    for part in (name for name in PARTS if name in only):
+        rounds = [[PARTS[part](who) for who in everyone] for _ in range(ROUNDS if part == "vectors" else 1)]
+        for place, who in enumerate(everyone):
+            turns = [each[place] for each in rounds]
+            yield who, {name: median(turn[name] for turn in turns) for name in turns[0]}
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["step"]:  # one of its own processes
+        pa.set_cpu_count(1)
+        found = STEPS[sys.argv[2]](*sys.argv[3:])
+        print(json.dumps(found | {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+        return
+    options = read_options()
+    with tempfile.TemporaryDirectory(prefix="bench-store-", dir=options.folder) as name:
+        sizes = (options.rows, options.dim)
+        everyone = [Contestant("this", None, Path(name, "this"), *sizes)]
+        for place, checkout in enumerate(options.beside, 1):
+            everyone.append(Contestant(f"{place}: {checkout.name}", checkout, Path(name, str(place)), *sizes))
+        found: dict[str, dict] = {who.name: {} for who in everyone}
+        for who in everyone:
+            who.folder.mkdir()
+        for who, figures in measure_all(everyone, options.only):
+            figures.pop("peak_mib", None)
+            found[who.name] |= figures
+            print(f"{who.name}: {', '.join(f'{key} {number(value, 2)}' for key, value in figures.items())}", flush=True)
+    ours = found.pop("this")
+    names = {name: None for each in (ours, *found.values()) for name in each}
+    table(
+        [
+            ["", "this", *found],
+            *([name, *(number(each.get(name), 3) for each in (ours, *found.values()))] for name in names),
+        ]
+    )
+    print(json.dumps({"rows": options.rows, "dim": options.dim, **ours, "beside": found}))
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--dim", type=int, default=768)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--beside", type=Path, action="append", default=[], metavar="DIR", help="another checkout")
+    parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
+    options = parser.parse_args()
+    options.beside = [checkout.resolve() for checkout in options.beside]
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Vectors in half precision: rounded where a gate allows it, and nothing else of the store changes."""
+
+import json
+from dataclasses import replace
+
+import duckdb
+import numpy as np
+import polars
+import pyarrow.parquet as pq
+import pytest
+import samples
+from command_runs import run_here
+from deltalake import DeltaTable
+from embedding_runs import embedded
+from index_stores import indexed_run, unit
+from refresh_runs import refreshed
+from store_samples import INFO, begin, row, table
+from store_states import new_store, no_index, rows_at, rows_now, vectors_now
+
+from embedder.retrieval.store_api import open_store
+from embedder.store.journal.part_writer import write_part
+from embedder.store.layout import STORE_FILE, StoreInfo, read_current, read_record
+from embedder.store.maintenance.compact import compact
+from embedder.store.maintenance.half_precision import (
+    MAX_LOST_NEIGHBOURS,
+    describe_saving,
+    is_half_store,
+    measure_loss,
+)
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import rollback
+from embedder.store.publish.publication import ModelWork
+from embedder.store.publish.publish import publish
+from embedder.store.tables.arrow_tensors import is_half, pack_vectors, round_vectors, unpack_vectors
+from embedder.store.tables.tables import RecordTable
+
+NUM, DIM = 600, 32
+COLUMN = "image_embedding"
+
+
+def item(number: int, night: int = 0, scale: float = 1.0) -> dict:
+    vector = unit(np.random.default_rng([night, number]).standard_normal(DIM)) * np.float32(scale)
+    caption = unit(vector + 0.3 * np.random.default_rng([9, number]).standard_normal(DIM) / DIM**0.5)
+    own = {"image_embedding": vector.tolist(), "text_embedding": caption.tolist(), "caption": f"{number}"}
+    return row(f"{number:04d}.jpg", modified=str(night), **own)
+
+
+@pytest.fixture
+def files(tmp_path):
+    files = new_store(tmp_path / "store")
+    indexed_run(files, *(item(number) for number in range(NUM)))
+    return files
+
+
+def rounded(vector) -> list[float]:
+    return np.float16(vector).astype(np.float32).tolist()
+
+
+def encodings(files) -> set[str]:
+    table = RecordTable(files, "embeddings", read_current(files).embeddings)
+    found = [pq.ParquetFile(files.folder / "embeddings" / path).metadata.row_group(0) for path in table.paths()]
+    columns = [group.column(each) for group in found for each in range(group.num_columns)]
+    return {kind for column in columns if column.path_in_schema.startswith(COLUMN) for kind in column.encodings}
+
+
+def test_compaction_rounds_what_is_published_and_changes_nothing_else(files):
+    before, index = rows_now(files), read_current(files).index
+    compact(files, vectors="float16")
+    after = rows_now(files)
+    assert before.keys() == after.keys()
+    for key, old in before.items():
+        new = after[key]
+        for name in ("image_embedding", "text_embedding"):
+            assert new[name] == rounded(old[name])
+        assert {name: new[name] for name in new if "_embedding" not in name} == {
+            name: old[name] for name in old if "_embedding" not in name
+        }
+    assert "BYTE_STREAM_SPLIT" in encodings(files)
+    assert read_current(files).index == index
+    assert compact(files, lay_out=True, vectors="float16")[0] is None, "a second one finds nothing to do"
+
+
+def test_an_older_publication_keeps_its_bits_and_comes_back_by_rollback(files):
+    first, exact = read_current(files), vectors_now(files)
+    compact(files, vectors="float16")
+    assert is_half_store(files, INFO.model_fingerprint) and not is_half_store(files, "another model")
+    assert {key[0]: each[COLUMN] for key, each in rows_at(files, first).items()} == exact
+    rollback(files, first.run_id, no_index)
+    assert vectors_now(files) == exact
+
+
+def test_a_write_task_of_such_a_store_rounds_its_rows(files):
+    run, metadata = begin(files)
+    write_part(files, replace(metadata, is_half=True), 0, table(item(1, night=1)))
+    publish([ModelWork(run, metadata)])
+    assert vectors_now(files)["0001.jpg"] == rounded(item(1, night=1)[COLUMN])
+    assert vectors_now(files)["0002.jpg"] == item(2)[COLUMN]
+
+
+def test_purge_and_changes_of_single_rows_keep_the_form(files):
+    compact(files, vectors="float16")
+    size = sum(part.size_bytes for part in RecordTable(files, "embeddings").parts())
+    indexed_run(files, item(3, night=1))
+    purge(files, ["0005.jpg"], no_index)
+    assert "0005.jpg" not in vectors_now(files)
+    assert vectors_now(files)["0007.jpg"] == rounded(item(7)[COLUMN])
+    assert "BYTE_STREAM_SPLIT" in encodings(files)
+    assert sum(part.size_bytes for part in RecordTable(files, "embeddings").parts()) < 1.2 * size
+
+
+def test_search_finds_the_same_rows_by_nearly_the_same_scores(files):
+    queries = np.stack([item(number)[COLUMN] for number in range(20)]).astype(np.float32)
+    before = [[(hit.item_id, hit.score) for hit in hits] for hits in open_store(files.address).search(queries, 5)]
+    compact(files, vectors="float16")
+    after = [[(hit.item_id, hit.score) for hit in hits] for hits in open_store(files.address).search(queries, 5)]
+    assert [[name for name, _ in hits] for hits in before] == [[name for name, _ in hits] for hits in after]
+    assert np.allclose(
+        [score for hits in before for _, score in hits], [score for hits in after for _, score in hits], atol=1e-3
+    )
+
+
+def test_vectors_that_rounding_would_mix_up_stay_as_they_are(tmp_path, caplog):
+    files, rng = new_store(tmp_path / "store"), np.random.default_rng(0)
+    base = rng.standard_normal(DIM)
+    near = [unit(base + 1e-4 * rng.standard_normal(DIM)) for _ in range(NUM)]
+    indexed_run(files, *(row(f"{place:04d}.jpg", image_embedding=each.tolist()) for place, each in enumerate(near)))
+    loss = measure_loss(files, read_current(files))
+    assert loss.lost_neighbours > MAX_LOST_NEIGHBOURS
+    before = vectors_now(files)
+    compact(files, vectors="float16")
+    assert vectors_now(files) == before
+    assert not is_half_store(files, INFO.model_fingerprint)
+    assert "they stay in float32, as" in caplog.text and "of the ten nearest" in caplog.text
+
+
+def test_float32_ends_the_rounding_of_new_vectors(files, caplog):
+    compact(files, vectors="float16")
+    before = vectors_now(files)
+    compact(files, vectors="float32")
+    assert not is_half_store(files, INFO.model_fingerprint)
+    assert vectors_now(files) == before
+    assert "those that were rounded stay so" in caplog.text
+    assert read_record(files, STORE_FILE, StoreInfo).half_of is None
+
+
+def test_the_saving_is_told_before_and_the_precision_after(files):
+    assert 'float32, about 0.00 GB; `vectors = "float16"` would save' in describe_saving(files, read_current(files))
+    compact(files, vectors="float16")
+    assert describe_saving(files, read_current(files)) == "float16: rounded to half precision"
+
+
+def test_a_column_beyond_the_range_of_half_precision_is_not_rounded():
+    present = np.array([True, False, True])
+    column = pack_vectors(np.array([[1.0, 2.0], [70_000.0, 0.1]], np.float32), present)
+    assert round_vectors(column).equals(column)
+    small = pack_vectors(np.array([[1 / 3, 1e-6], [0.1, -2.7]], np.float32), present)
+    half = round_vectors(small)
+    assert is_half(half) and not is_half(small)
+    assert half.null_count == 1 and half.is_null().to_pylist() == [False, True, False]
+    assert np.array_equal(unpack_vectors(half.drop_null()), np.float16(unpack_vectors(small.drop_null())))
+
+
+def test_other_programs_read_the_rounded_table(files):
+    compact(files, vectors="float16")
+    wanted, folder = vectors_now(files), files.folder / "embeddings"
+    paths = [str(folder / path) for path in RecordTable(files, "embeddings").paths()]
+    by_duckdb = duckdb.sql(f"SELECT item_id, {COLUMN} FROM read_parquet({paths})").fetchall()
+    by_polars = polars.read_delta(str(folder)).select("item_id", COLUMN).rows()
+    frame = DeltaTable(folder).to_pandas(columns=["item_id", COLUMN])
+    by_pandas = zip(frame["item_id"], (each.tolist() for each in frame[COLUMN]), strict=True)
+    for found in (by_duckdb, by_polars, by_pandas):
+        assert {name: list(vector) for name, vector in found} == wanted
+
+
+def test_runs_with_the_key_round_what_they_publish_and_embed_nothing_anew(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=6, num_clips=0)
+    _, exact = embedded(make_run(source, store=str(tmp_path / "exact")))
+    config = make_run(source, vectors="float16")
+    _, rows = embedded(config)
+    for key, full in exact.items():
+        assert rows[key][COLUMN] != full[COLUMN]
+        assert np.allclose(rows[key][COLUMN], full[COLUMN], rtol=1e-3, atol=1e-6)
+    report, again = refreshed(config)
+    assert (report.outcome, again) == ("nothing to do", rows)
+    image = next(path for path in source.rglob("*") if path.suffix in (".png", ".jpg"))
+    image.with_name(f"another{image.suffix}").write_bytes(image.read_bytes())
+    report, more = refreshed(make_run(source))  # the store goes on as it does
+    assert report.num_vectors > 0
+    new = {key: each for key, each in more.items() if key not in rows}
+    assert new and all(each[COLUMN] == rounded(each[COLUMN]) for each in new.values())
+    assert {key: each for key, each in more.items() if key in rows} == rows
+
+
+def test_doctor_tells_what_it_would_save(files):
+    done = run_here("doctor", "--set", f"store={files.address}", "--json")
+    assert "would save" in json.loads(done.stdout.splitlines()[-1])["vectors of the store"]
