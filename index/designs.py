@@ -37,7 +37,7 @@ _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one of this many lists is read
 _PARTS_FACTORS = (4, 8, 16, 32, 64)  # each row may be a disk read, so no more than needed
 _EXACT_CODES_FACTORS = (1, 4)  # rows to re-rank, as a multiple of k, for codes that almost preserve the order
-_PROJECTED_FACTORS = (1, 4, 16)  # the same for projections
+_PROJECTED_FACTORS = (1, 2, 4, 16)  # the same for projections
 _SMALL_CODES_FACTORS = (4, 16, 64)  # the same for codes of a few bits per dimension
 
 # Milliseconds per vector read, when some hundred are requested at once: 200 took 1.8 ms, 600 took 8.6 ms.
