@@ -28,7 +28,10 @@ OPQ_TRAINING_VECTORS = 16_384
 def threads(num_threads: int | None) -> Iterator[None]:
     """Set the number of FAISS's threads inside the block; None keeps the current one (all cores)."""
     before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(num_threads or before)
+    if num_threads is None or num_threads == before:
+        yield
+        return
+    faiss.omp_set_num_threads(num_threads)
     try:
         yield
     finally:
