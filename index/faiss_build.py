@@ -93,8 +93,8 @@ def by_distance(lists: faiss.Index | None) -> Iterator[None]:
     """Train and fill inverted lists of projected or weighted vectors by the nearest centroid inside the block.
 
     Such vectors have any norm, and it tells how well they answer, but FAISS groups them by their direction alone. Where
-    they are grouped by distance, and lists are searched in the order of the centroids' products with the query, a third
-    to two thirds of the vectors have to be read. To centroids of unit norm, which earlier releases made, the nearest is
+    they are grouped by distance, and lists are searched in the order of the centroids' products with the query, as few
+    as a third of the vectors have to be read. To centroids of unit norm, which earlier releases made, the nearest is
     the same as the one with the largest product. Does nothing without lists, or where a graph holds the centroids.
     """
     centroids = faiss.downcast_index(lists.quantizer) if isinstance(lists, faiss.IndexIVF) else None

@@ -5,6 +5,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from index_samples import make_ids
 from vector_shapes import make_shape
 
 from index import faiss_build
@@ -15,7 +16,6 @@ from index.index_errors import RetrievalError
 from index.search import open_index
 from index.update import update_index
 from index.vectors import VectorTable
-from index_samples import make_ids
 
 DESIGN = parse_design("LeanVec16,IVF128,SQ8,Refine(SQfp16)")
 
@@ -59,7 +59,7 @@ def _share_found(index: faiss.Index, queries: np.ndarray, exact: np.ndarray, npr
     return float(np.mean([np.isin(exact[row], found[row]).mean() for row in range(len(queries))]))
 
 
-def test_lists_by_distance_hold_what_lists_by_direction_need_twice_the_probes_for(
+def test_lists_by_distance_find_more_in_two_thirds_of_the_lists(
     looks: tuple[np.ndarray, np.ndarray],
 ) -> None:
     images, captions = looks
@@ -68,8 +68,8 @@ def test_lists_by_distance_hold_what_lists_by_direction_need_twice_the_probes_fo
     exact = faiss.knn(queries, images, 10, metric=faiss.METRIC_INNER_PRODUCT)[1]
     by_direction = _by_direction(table, projection)
     ours = faiss_build.build(DESIGN, table, projection)
-    assert _share_found(ours, queries, exact, 8) > _share_found(by_direction, queries, exact, 16)
-    assert _share_found(ours, queries, exact, 8) > _share_found(by_direction, queries, exact, 8) + 0.1
+    assert _share_found(ours, queries, exact, 4) > _share_found(by_direction, queries, exact, 6)
+    assert _share_found(ours, queries, exact, 8) > _share_found(by_direction, queries, exact, 8) + 0.05
     np.testing.assert_allclose(np.linalg.norm(_centroids(by_direction), axis=1), 1, atol=1e-5)
 
 
@@ -79,16 +79,16 @@ def test_each_row_is_in_the_list_of_the_nearest_centroid_also_after_an_update(
     images, captions = looks
     model = {"model_fingerprint": "a model", "embeddings_version": 2}
     first, second = tmp_path / "000001", tmp_path / "000002"
-    kind = str(DESIGN)
-    build_index(images[:11_000], make_ids(11_000), first, kind=kind, queries=captions, num_threads=1, **model)
-    added = make_ids(12_000).slice(11_000)
-    manifest = update_index(first, second, images[11_000:], added, np.zeros(11_000, bool), embeddings_version=3)
+    kind = str(DESIGN).replace("128", "64")
+    build_index(images[:5000], make_ids(5000), first, kind=kind, queries=captions[:600], num_threads=1, **model)
+    added = make_ids(5500).slice(5000)
+    manifest = update_index(first, second, images[5000:5500], added, np.zeros(5000, bool), embeddings_version=3)
     assert manifest.recall_at_10 >= 0.95
     index = faiss.read_index(str(second / "index.faiss"))
     projection = faiss.downcast_VectorTransform(faiss.downcast_index(index.base_index).chain.at(0))
-    nearest = faiss.knn(projection.apply(images), _centroids(index), 1)[1][:, 0]
+    nearest = faiss.knn(projection.apply(images[:5500]), _centroids(index), 1)[1][:, 0]
     assert np.mean(_lists_of(index) == nearest) > 0.999  # but for ties of the last bit
-    assert open_index(second).search(images[11_500:11_501], 1).rows[0, 0] == 11_500
+    assert open_index(second).search(images[5200:5201], 1, profile="image").rows[0, 0] == 5200
 
 
 def test_an_index_of_an_earlier_release_is_filled_as_it_was(looks: tuple[np.ndarray, np.ndarray]) -> None:
@@ -115,13 +115,13 @@ def test_wide_projections_are_also_tried_as_codes_of_four_bits(tmp_path: Path) -
     fast = [design for design in candidate_designs(100_000, 128, (16, 64)) if design.has_fast_scan]
     assert Design("IVF256,PQ64x4fs", 64, "SQfp16") in fast
     assert not any(design.projection == 16 for design in fast)
-    images, captions = make_shape("matryoshka", 8_000, 1_000, 96, seed=4)
+    images, captions = make_shape("matryoshka", 4_000, 600, 96, seed=4)
     manifest = build_index(
-        images, make_ids(8_000), tmp_path / "000001", kind="LeanVec48,IVF64,PQ48x4fs,Refine(SQfp16)",
+        images, make_ids(4_000), tmp_path / "000001", kind="LeanVec48,IVF32,PQ48x4fs,Refine(SQfp16)",
         queries=captions, num_threads=1, model_fingerprint="a model", embeddings_version=2,
     )  # fmt: skip
     assert manifest.recall_at_10 >= 0.95
-    found = open_index(tmp_path / "000001").search(captions[:50], 10, among=np.arange(8_000) % 3 == 0)
+    found = open_index(tmp_path / "000001").search(captions[:50], 10, among=np.arange(4_000) % 3 == 0)
     passing = np.ascontiguousarray(images[::3])
     exact = faiss.knn(captions[:50], passing, 10, metric=faiss.METRIC_INNER_PRODUCT)[1] * 3
     assert np.mean([np.isin(exact[row], found.rows[row]).mean() for row in range(50)]) >= 0.93
