@@ -219,5 +219,5 @@ def _with_fewer_lists(design: Design, num_vectors: int) -> Design:
     """Reduce the lists of a design to the number for a sample of this size."""
     if not design.num_lists:
         return design
-    fewer = count_part_lists(num_vectors) if design.in_parts else count_lists(num_vectors)
+    fewer = count_part_lists(num_vectors) if design.has_fast_scan else count_lists(num_vectors)
     return replace(design, factory=design.factory.replace(f"IVF{design.num_lists}", f"IVF{fewer}"))

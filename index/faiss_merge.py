@@ -25,6 +25,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from index import faiss_build
 from index.vectors import Floats
 
 _COPIED_BYTES = 64 << 20
@@ -51,8 +52,7 @@ def can_be_merged(template: faiss.Index) -> bool:
 def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
     """Add rows, (n, E) float32 of unit norm, to a trained template, and write it as a part; returns their number."""
     index = faiss.read_index(str(template))
-    for block in blocks:
-        index.add(np.ascontiguousarray(block))
+    faiss_build.add(index, blocks)
     faiss.write_index(index, str(out))
     return int(index.ntotal)
 

@@ -113,7 +113,7 @@ class Index:
         return max(1, min(most, int(num_searches * self.manifest.latency_ms / THREAD_MS)))
 
     def _as_queries(self, queries: Any) -> Floats:
-        if isinstance(queries, np.ndarray) and np.issubdtype(queries.dtype, np.floating):
+        if isinstance(queries, np.ndarray) and queries.dtype.kind == "f":
             queries = np.ascontiguousarray(queries, dtype=np.float32)
         check_vectors(queries, "queries", dim=self.manifest.dim)
         return queries  # type: ignore[no-any-return]  # check_vectors proved it
@@ -167,6 +167,8 @@ def widen_search_params(parameters: dict[str, int], share: float) -> dict[str, i
 
 
 def _order(scores: Floats, rows: Rows) -> Neighbours:
+    if (scores[:, 1:] < scores[:, :-1]).all():
+        return Neighbours(scores, rows)
     order = np.arange(len(rows))[:, None], np.lexsort((rows, -scores), axis=1)
     return Neighbours(scores[order], rows[order])
 

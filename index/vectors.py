@@ -3,6 +3,7 @@
 Shapes: `N` vectors, `E` embedding size, `Q` queries; all float32 with unit L2 norm, so an inner product is a cosine.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,8 @@ def check_vectors(vectors: Any, where: str, *, dim: int | None = None, first_row
         raise RetrievalError(
             f"{where}: found {vectors.shape[1]} dimensions, and {dim} are needed; use one model for both"
         )
+    if len(vectors) == 1 and abs(math.sqrt(np.vdot(vectors, vectors)) - 1) <= NORM_TOLERANCE:
+        return  # a single query, whose whole search may take as long as ten calls of NumPy
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.sqrt(np.einsum("ne,ne->n", vectors, vectors))
     is_unit = np.abs(norms - 1) <= NORM_TOLERANCE
