@@ -10,7 +10,6 @@ from typing import BinaryIO
 from index.index_errors import RetrievalError
 from index.manifest import Manifest
 
-
 END_BYTES, SAMPLE_BYTES, NUM_SAMPLES = 64 << 10, 4 << 10, 14
 """Of a file, both ends and so many pages between them, evenly spaced, go into its hash of samples."""
 

@@ -28,13 +28,14 @@ from embedder.retrieval.filters import MODIFIED, ROW, SIZE, encode_repeated
 from embedder.retrieval.ranking import RowNumbers
 from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.files import StoreFiles
-from embedder.store.tables.arrow_lookup import positions, take_or_null
+from embedder.store.tables.arrow_lookup import positions as places_of
+from embedder.store.tables.arrow_lookup import take_or_null
 from embedder.store_index.index_versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies, fetched_copy
 from index.atomic_folder import hash_files, whole_folder
 from index.checked_files import check_hashes, hash_samples
 from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
-from index.vectors import Mask
+from index.vectors import Mask, Rows
 
 LOG = logging.getLogger(__name__)
 ROWS_NAME, NUMBERS_NAME = "rows.arrow", "numbers.arrow"
@@ -89,7 +90,7 @@ def write_row_files(folder: Path, contents: RowContents) -> None:
     if has_groups:
         numbers[FIRST] = _first_places(rows["item_id"], order)
     plain = rows.column_names
-    places = positions(rows["item_id"], contents.items["item_id"])
+    places = places_of(rows["item_id"], contents.items["item_id"])
     for name, hidden in OF_FILES.items():
         rows = rows.append_column(hidden, take_or_null(contents.items[name], places))
     rows = encode_repeated(rows, {*plain, *OF_FILES.values()} - {"item_id", "uri"})
@@ -164,8 +165,9 @@ class RowFiles:
     def numbers(self, name: str) -> RowNumbers:
         """Return a column of numbers in place, int32: of the vectors if it is `TABLE_ROW`, else of the rows."""
         column = self._numbers[name]
-        whole: RowNumbers = column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()
-        return whole[: self.manifest.num_vectors if name == TABLE_ROW else self.manifest.num_rows]
+        whole = column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()
+        numbers: RowNumbers = whole[: self.manifest.num_vectors if name == TABLE_ROW else self.manifest.num_rows]
+        return numbers
 
     def columns(self, names: Mapping[str, str]) -> pa.Table:
         """Return columns in place: what each is called here -> what it shall be called."""
@@ -187,21 +189,22 @@ class MappedItemRows:
         self._rows, self._vectors, self._order = (found.numbers(name) for name in (TABLE_ROW, VECTOR, ORDER))
         self._first = found.numbers(FIRST) if self.has_groups else self._order
 
-    def first_of_each(self, rows: RowNumbers) -> RowNumbers:
+    def first_of_each(self, rows: Rows) -> Rows:
         """Return the positions in `rows` where an item occurs for the first time."""
         if not self.has_groups:
             return np.arange(len(rows))
         _, first = np.unique(self._first[self._rows[rows]], return_index=True)
-        return np.sort(first)
+        positions: Rows = np.sort(first)
+        return positions
 
-    def others(self, row: int) -> RowNumbers:
+    def others(self, row: int) -> Rows:
         """Return the other rows of the item that a row belongs to; none for an image."""
         if not self.has_groups:
             return np.empty(0, np.int64)
         start = stop = int(self._first[self._rows[row]])
         while stop < len(self._order) and self._first[self._order[stop]] == start:
             stop += 1
-        found = np.sort(self._vectors[self._order[start:stop]]).astype(np.int64)
+        found: Rows = np.sort(self._vectors[self._order[start:stop]]).astype(np.int64)
         return found[(found >= 0) & (found != row)]
 
 

@@ -303,7 +303,7 @@ class Snapshot:
         contents = RowContents(
             own.metadata.rows,
             own.embedded_files.read(),
-            own._has_picture(),  # noqa: SLF001
+            own._has_picture(),
             own.metadata_rows,
             own.vector_rows,
             {name: hash_samples(index_folder / name) for name in names},
@@ -422,7 +422,7 @@ class Snapshot:
 
         `like` is a snapshot that this one replaces; optional parts are loaded if it has them.
         """
-        _ = self.metadata_rows, self.items
+        _ = self.vectors, self.metadata_rows, self.items
         if like is not None and "sample" in vars(like):
             _ = self.sample
         if like is not None and "hybrid" in vars(like):
