@@ -205,7 +205,8 @@ class MappedItemRows:
         while stop < len(self._order) and self._first[self._order[stop]] == start:
             stop += 1
         found: Rows = np.sort(self._vectors[self._order[start:stop]]).astype(np.int64)
-        return found[(found >= 0) & (found != row)]
+        others: Rows = found[(found >= 0) & (found != row)]
+        return others
 
 
 Make = Callable[[Path], None]
