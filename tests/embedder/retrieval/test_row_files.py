@@ -1,4 +1,4 @@
-"""Mapped rows beside the index: the answers of the tables, whole or not used, in no file that a purge or vacuum leaves."""
+"""Mapped rows beside the index: the answers of the tables; used only if whole; purged and vacuumed."""
 
 import dataclasses
 import json
