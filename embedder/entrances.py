@@ -63,10 +63,15 @@ def build_index(
         GateRefusedError: the recall of the index is too low; the published one stays.
     """
     check_argument("embedder.build_index: config", config, RunConfig, "one of embedder.load_config")
+    from embedder.retrieval.store_api import keep_row_files
+    from embedder.store.lock import write_lock
     from embedder.store_index.keep_index import build_published_index
 
     store, wanted = StoreFiles(config.required_store), config.index
     if force:
         wanted = wanted.model_copy(update={"max_drop": 1.0})
     address = find_cluster(config.ray_address, config.engine)
-    return build_published_index(store, wanted, address, model=model, kind=kind, measure_all=measure_all)
+    made = build_published_index(store, wanted, address, model=model, kind=kind, measure_all=measure_all)
+    with write_lock(store):
+        keep_row_files(store)
+    return made

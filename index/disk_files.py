@@ -3,7 +3,8 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,32 +23,39 @@ from index.manifest import TEMPLATE_NAME, Manifest, PartRecord
 _IDS_ROWS = 1 << 18  # per batch
 
 
-def read_parts(folder: Path, manifest: Manifest) -> DiskIndex:
-    """Open the index of a version; the vectors stay on disk.
+def read_parts(folder: Path, manifest: Manifest, samples: Mapping[str, str] | None = None) -> DiskIndex:
+    """Open the index of a version; the vectors stay on disk. `samples` are as for `open_checked`.
 
     Raises a RetrievalError if a file is missing, altered or inconsistent with the manifest, and RuntimeError if FAISS
     does not know a file's format.
     """
-    with open_checked(folder / TEMPLATE_NAME, manifest, 0) as file:
+    with open_checked(folder / TEMPLATE_NAME, manifest, 0, samples) as file:
         template = faiss_build.read(file)
     code_size = faiss.downcast_index(template.refine_index).sa_code_size()
     on_disk = parse_design(manifest.design).on_disk
     parts: list[DiskPart] = []
+    check = partial(open_checked, manifest=manifest, read_once_bytes=0, samples=samples)
     for record in manifest.parts or ():
         first_row = sum(part.num_rows for part in parts)
-        parts.append(_read_part(folder, manifest, record, first_row, code_size, on_disk=on_disk))
+        parts.append(_read_part(folder, check, record, first_row, code_size, on_disk=on_disk))
     return DiskIndex(template, parts)
 
 
 def _read_part(
-    folder: Path, manifest: Manifest, record: PartRecord, first_row: int, code_size: int, *, on_disk: bool
+    folder: Path,
+    check: Callable[[Path], BinaryIO],
+    record: PartRecord,
+    first_row: int,
+    code_size: int,
+    *,
+    on_disk: bool,
 ) -> DiskPart:
-    with open_checked(folder / record.lists, manifest, 0) as file:
+    with check(folder / record.lists) as file:
         lists = faiss_build.read(file)
-    with open_checked(folder / record.codes, manifest, 0) as codes:
+    with check(folder / record.codes) as codes:
         _check_size(codes, folder / record.codes, record.num_rows * code_size)
         mapped = MappedCodes(codes, code_size, on_disk=on_disk)
-    with open_checked(folder / record.places, manifest, 0) as file:
+    with check(folder / record.places) as file:
         _check_size(file, folder / record.places, record.num_rows * np.dtype(np.uint32).itemsize)
         places = np.frombuffer(file.read(), np.uint32)
     if lists.ntotal != record.num_rows:

@@ -1,5 +1,6 @@
 """Search of one version of an index, which is checked when opened."""
 
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from index.index_errors import RetrievalError
 from index.manifest import Manifest, read_manifest
 from index.selector import Selector
 from index.vectors import Among, Floats, Mask, Neighbours, Profile, Rows, check_vectors
-from index.version_files import read_contents, read_index
+from index.version_files import read_contents, read_index, read_live
 
 # An approximate search for more than a tenth of the table reads nearly all of it, and is slower than the exact one.
 EXACT_SHARE = 10
@@ -27,18 +28,24 @@ class Index:
     """One version of an index; `search` is thread-safe.
 
     Attributes:
-        ids: `item_id`, `segment` and `run_id` of each row, masked ones included.
         is_live: bool (rows,), whether a row may be found; false for rows removed since the build.
     """
 
-    def __init__(self, manifest: Manifest, ids: pa.Table, index: faiss.Index | DiskIndex, is_live: Mask) -> None:
+    def __init__(
+        self, manifest: Manifest, read_ids: Callable[[], pa.Table], index: faiss.Index | DiskIndex, is_live: Mask
+    ) -> None:
         """Make an index from its parts, as `open_index` reads them; `is_live` is bool (rows,)."""
         self.manifest = manifest
-        self.ids = ids
+        self._read_ids = read_ids
         self.is_live = is_live
         self._index = index
         self._has_masked = not self.is_live.all()
         faiss_search.prepare(index)
+
+    @cached_property
+    def ids(self) -> pa.Table:
+        """Item, segment and run of each row; read on first use."""
+        return self._read_ids()
 
     def __len__(self) -> int:
         """Number of vectors that can be found."""
@@ -173,11 +180,16 @@ def _order(scores: Floats, rows: Rows) -> Neighbours:
     return Neighbours(scores[order], rows[order])
 
 
-def open_index(folder: str | Path, *, model_fingerprint: str | None = None) -> Index:
+def open_index(
+    folder: str | Path, *, model_fingerprint: str | None = None, samples: Mapping[str, str] | None = None
+) -> Index:
     """Open one numbered version; each file's hash is checked before FAISS reads it, because FAISS trusts index files.
 
     A large index file is mapped: its vectors are read as searches touch them, once for all processes. A damaged
     version, or one of another model than `model_fingerprint` (None: any), raises a RetrievalError.
+
+    With `samples`, `hash_samples` of the files by name, only those are compared, the index is mapped however small it
+    is, and `ids` are read on first use: whoever gives them has whole hashes checked afterwards.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -186,5 +198,8 @@ def open_index(folder: str | Path, *, model_fingerprint: str | None = None) -> I
             f"{folder}: its vectors are of model {manifest.model_fingerprint}, the queries of {model_fingerprint}; "
             "vectors of two models can't be compared: search with that model, or embed and build again with this one"
         )
+    index = read_index(folder, manifest, map_large=True, samples=samples)
+    if samples is not None:
+        return Index(manifest, lambda: read_contents(folder, manifest).ids, index, read_live(folder, manifest))
     contents = read_contents(folder, manifest)
-    return Index(manifest, contents.ids, read_index(folder, manifest, map_large=True), contents.is_live)
+    return Index(manifest, lambda: contents.ids, index, contents.is_live)

@@ -2,13 +2,14 @@
 
 import io
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import faiss
 import numpy as np
@@ -235,11 +236,7 @@ def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
         ids = check_ids(ids, ids.num_rows)
     else:
         ids = read_ids(folder, manifest)
-    is_live = np.ones(ids.num_rows, np.bool_)
-    if LIVE_NAME in manifest.sha256:
-        bits = np.load(io.BytesIO(_read_checked(folder / LIVE_NAME, manifest)), allow_pickle=False)
-        is_live = np.unpackbits(bits, count=manifest.num_rows, bitorder="little").astype(np.bool_)
-    contents = VersionContents(ids, is_live)
+    contents = VersionContents(ids, read_live(folder, manifest))
     found = (ids.num_rows, contents.num_live)
     expected = (manifest.num_rows, manifest.num_vectors)
     if found != expected:
@@ -250,8 +247,20 @@ def read_contents(folder: Path, manifest: Manifest) -> VersionContents:
     return contents
 
 
-def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.Index | DiskIndex:
+def read_live(folder: Path, manifest: Manifest) -> Mask:
+    """Read which rows may be found, bool (rows,); raises a RetrievalError for a missing or altered file."""
+    if LIVE_NAME not in manifest.sha256:
+        return np.ones(manifest.num_rows, np.bool_)
+    bits = np.load(io.BytesIO(_read_checked(folder / LIVE_NAME, manifest)), allow_pickle=False)
+    return np.unpackbits(bits, count=manifest.num_rows, bitorder="little").view(np.bool_)
+
+
+def read_index(
+    folder: Path, manifest: Manifest, *, map_large: bool, samples: Mapping[str, str] | None = None
+) -> faiss.Index | DiskIndex:
     """Read a version's FAISS file after checking its hash, or map it if it is large, or open the parts.
+
+    With `samples` (see `open_checked`) it is mapped in any case, and only those are compared.
 
     A mapped index takes no more vectors. Raises a RetrievalError if the file is missing, altered, in a format unknown
     to FAISS, or inconsistent with the manifest.
@@ -260,9 +269,9 @@ def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.In
     index: faiss.Index | DiskIndex
     try:
         if manifest.parts is None:
-            index = _read_file(path, manifest, map_large=map_large)
+            index = _read_file(path, manifest, map_large, samples)
         else:
-            index = read_parts(folder, manifest)
+            index = read_parts(folder, manifest, samples)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RetrievalError(
@@ -278,8 +287,11 @@ def read_index(folder: Path, manifest: Manifest, *, map_large: bool) -> faiss.In
     return index
 
 
-def _read_file(path: Path, manifest: Manifest, *, map_large: bool) -> faiss.Index:
-    with _open_checked(path, manifest) as file:
+def _read_file(path: Path, manifest: Manifest, map_large: bool, samples: Mapping[str, str] | None) -> faiss.Index:
+    with open_checked(path, manifest, READ_ONCE_BYTES, samples) as file:
+        if samples is not None and manifest.kind == "ivf" and hasattr(os, "posix_fadvise"):
+            # FAISS copies the ids of each list, which lie between its vectors: without this, a page fault for each.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
         if map_large and not isinstance(file, io.BytesIO) and sys.platform == "linux":
             return faiss_build.map_file(Path(f"/proc/self/fd/{file.fileno()}"))  # the same file that was hashed
         return faiss_build.read(file)
@@ -287,9 +299,5 @@ def _read_file(path: Path, manifest: Manifest, *, map_large: bool) -> faiss.Inde
 
 def _read_checked(path: Path, manifest: Manifest) -> bytes:
     """Read a small file of a version; raises a RetrievalError if it is missing or its hash differs."""
-    with _open_checked(path, manifest) as file:
+    with open_checked(path, manifest, READ_ONCE_BYTES) as file:
         return file.read()
-
-
-def _open_checked(path: Path, manifest: Manifest) -> BinaryIO:
-    return open_checked(path, manifest, READ_ONCE_BYTES)

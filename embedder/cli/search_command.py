@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from embedder.retrieval.store_api import Store
 
 
+CHECK_S = 0.2
+"""Seconds that a search waits for the check of whole hashes; a larger index is checked by `store check --deep`."""
+
+
 @dataclass(frozen=True)
 class QueryOptions:
     """Options that say what is searched with, and what is stayed away from."""
@@ -175,6 +179,9 @@ def search(
     for each in (query, files, place):
         each.check()
     opened = place.open(run)
+    local: Store | None = None if place.server is not None else opened  # type: ignore[assignment]
+    if local is not None:
+        local.find_damage()  # which begins the check
     answers = opened.search(
         query.queries or (None if query.vector is None else _read_vectors(query.vector)),
         options,
@@ -182,6 +189,8 @@ def search(
         not_text=query.not_texts or None,
         not_image=query.not_images or None,
     )
+    if local is not None and (damage := local.find_damage(CHECK_S)) is not None:
+        raise damage
     results = [_hits_data(each, query.vector) for each in answers]
     shown: list[RenderableType] = []
     for each in answers:

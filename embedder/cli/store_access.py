@@ -56,6 +56,7 @@ def write_access(config: RunConfig, *, commits: str | None = None) -> Iterator[S
     if commits is not None:
         require("embed", commits)
 
+    from embedder.retrieval.store_api import keep_row_files
     from embedder.store.lock import write_lock
     from embedder.store.publish.publish import finish_publication
     from embedder.store.store_info import read_store_info
@@ -66,3 +67,4 @@ def write_access(config: RunConfig, *, commits: str | None = None) -> Iterator[S
     with write_lock(files):
         finish_publication(files, index_builder(config.index))
         yield files
+        keep_row_files(files)

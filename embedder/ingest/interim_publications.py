@@ -21,6 +21,7 @@ from embedder.ingest.guards import Verdict, refusal
 from embedder.ingest.inputs import Inputs
 from embedder.ingest.model_work import ModelPlan, count_model, judge_model
 from embedder.quantities import plural
+from embedder.retrieval.store_api import keep_row_files
 from embedder.steps.further_inputs import select_for_model
 from embedder.store.layout import Kind, read_current
 from embedder.store.lock import LeaseLostError
@@ -107,6 +108,7 @@ class _Publisher:
         )
         if record is None:
             return
+        keep_row_files(inputs.files)
         for each, batch in published:
             each.work.note_published(batch)
         LOG.info(

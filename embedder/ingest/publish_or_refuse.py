@@ -27,6 +27,7 @@ from embedder.quantities import plural
 from embedder.report.report_schema import Report
 from embedder.report.step_sums import split_loads
 from embedder.report.timeline import TIMELINE_FILE, Timeline, timeline_of, timeline_of_calls
+from embedder.retrieval.store_api import keep_row_files
 from embedder.sources.selection import LeftOut
 from embedder.store.journal.finished import whole_among
 from embedder.store.journal.journal import stream_keys
@@ -230,3 +231,4 @@ def _publish(inputs: Inputs, ending: _Ending) -> None:
     min_saved = MIN_SAVED if options.kind == "refresh" else MIN_SAVED_BY_EMBED
     choose_index = same_index_and_words(files, config.index)
     compact(files, min_saved=min_saved, choose_index=choose_index, vectors=config.vectors)
+    keep_row_files(files)

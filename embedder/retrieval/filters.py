@@ -95,17 +95,24 @@ class RowFilter:
     """Filter of rows by a condition; safe for several threads, which take turns."""
 
     def __init__(self, rows: pa.Table, items: Callable[[], pa.Table] | None = None) -> None:
-        """Register a table's rows; `items` reads the items table, for the first condition on a file's time or size."""
+        """Register a table's rows; `items` reads the items table, for the first condition on a file's time or size.
+
+        Rows of row files begin with their numbers, and have those times and sizes: they are scanned where they lie.
+        """
         import duckdb
 
         self._num_rows: int = rows.num_rows
         self._connection = duckdb.connect(":memory:", config=SETTINGS)
         # First, as DuckDB renames the second of two columns with the same name.
-        self._rows = _with_values_once(rows).add_column(0, ROW, pa.array(np.arange(rows.num_rows)))
-        self._computed, self._items = file_columns(rows.column_names), items
-        self._show(self._rows, f"*, NULL::VARCHAR AS {MODIFIED}, NULL::BIGINT AS {SIZE}")
+        if is_mapped := ROW in rows.column_names:
+            self._rows, names = rows, [name for name in rows.column_names if name not in (ROW, MODIFIED, SIZE)]
+        else:
+            self._rows = encode_repeated(rows).add_column(0, ROW, pa.array(np.arange(rows.num_rows)))
+            names = rows.column_names
+        self._computed, self._items = file_columns(names), None if is_mapped else items
+        self._show(self._rows, "*" if is_mapped else f"*, NULL::VARCHAR AS {MODIFIED}, NULL::BIGINT AS {SIZE}")
         types = [kind for _, kind, *_ in self._connection.execute(f"DESCRIBE {TABLE}").fetchall()[1:]]
-        self._types: dict[str, str] = dict(zip([*rows.column_names, *self._computed], types, strict=True))
+        self._types: dict[str, str] = dict(zip([*names, *self._computed], types, strict=True))
         self._turn = threading.Lock()
         self._remembered: OrderedDict[str, Among | str] = OrderedDict()  # or why there is none
 
@@ -261,13 +268,16 @@ class RowFilter:
         return ConfigError(f"where {where!r}: {reason}{hint}; {EXAMPLE}; columns are {listed}")
 
 
-def _with_values_once(rows: pa.Table) -> pa.Table:
-    """Dictionary-encode text columns with few values, so that a condition is evaluated per value, not per row."""
-    for position, column in enumerate(rows.columns):
-        if pa.types.is_string(column.type):
+def encode_repeated(rows: pa.Table, names: Collection[str] | None = None) -> pa.Table:
+    """Dictionary-encode text columns with few values, so that a condition is evaluated per value, not per row.
+
+    Only those in `names`; None means all.
+    """
+    for position, (name, column) in enumerate(zip(rows.column_names, rows.columns, strict=True)):
+        if pa.types.is_string(column.type) and (names is None or name in names):
             sample = column.slice(0, SAMPLE_ROWS)
             if len(pc.unique(sample)) * MIN_REPEATS <= len(sample):
-                rows = rows.set_column(position, rows.column_names[position], column.dictionary_encode())
+                rows = rows.set_column(position, name, column.dictionary_encode())
     return rows
 
 

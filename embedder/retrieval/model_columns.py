@@ -1,5 +1,7 @@
 """Columns of a publication's other models next to the rows of one: NAME.COLUMN, null if a model has no such row."""
 
+import hashlib
+import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -70,6 +72,12 @@ class ModelColumns:
     def is_alone(self) -> bool:
         """Whether the publication has only one model."""
         return len(self._models) == 1
+
+    @property
+    def others(self) -> str:
+        """Short hash of the versions of the other models, whose columns the rows have too; empty for none."""
+        versions = [[name, own.embeddings] for name, (_, own) in self._models.items() if name != self._model]
+        return hashlib.sha256(json.dumps(versions).encode()).hexdigest()[:8] if versions else ""
 
     @locked_cached_property
     def tables(self) -> dict[str, RecordTable]:

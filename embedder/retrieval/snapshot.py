@@ -2,7 +2,10 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
+from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +13,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.retrieval.filters import RowFilter
+from embedder.retrieval import row_files
+from embedder.retrieval.filters import MODIFIED, ROW, SIZE, RowFilter
 from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.hybrid import HybridRanker, open_words
 from embedder.retrieval.model_columns import ModelColumns, match_keys
 from embedder.retrieval.ranking import ItemRows, RowNumbers, row_numbers
+from embedder.retrieval.row_files import (
+    OF_FILES,
+    ORDER,
+    PICTURED,
+    TABLE_ROW,
+    VECTOR,
+    MappedItemRows,
+    RowContents,
+    RowFiles,
+    check_files,
+    open_row_files,
+    write_row_files,
+)
 from embedder.sources.byte_ranges import EmbeddedFile
 from embedder.sources.item_ranges import embedded_file
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
@@ -22,9 +39,12 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import Current, StoreInfo
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_nulls
+from embedder.store.tables.row_files import rows_path
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index.index_versions import open_version
+from embedder.store_index.index_versions import open_version, version_folder
+from index.checked_files import hash_samples
 from index.index_errors import RetrievalError
+from index.manifest import IDS_NAME, LIVE_NAME, QUERIES_NAME, read_manifest
 from index.vectors import Among, Floats, Mask, Rows
 
 if TYPE_CHECKING:
@@ -40,9 +60,10 @@ ITEM_FILE = ("item_id", "source", "size_bytes", "modified", "stale")  # what ide
 class IdRows:
     """Rows of an item by its id, through binary search in sorted ids; 8 bytes per row."""
 
-    def __init__(self, ids: pa.ChunkedArray) -> None:
-        self._ids = ids  # in place, possibly on disk
-        self._order: Rows = pc.sort_indices(ids).to_numpy().astype(np.int64)
+    def __init__(self, ids: pa.ChunkedArray, order: RowNumbers | None = None) -> None:
+        """Sort the ids, which stay in place, possibly on disk; `order` has their rows in sorted order, if known."""
+        self._ids = ids
+        self._order = pc.sort_indices(ids).to_numpy().astype(np.int64) if order is None else order
 
     def rows(self, item_id: str) -> Rows:
         """Return the rows of one item, in their order; empty if there is no such item."""
@@ -53,7 +74,7 @@ class IdRows:
 
         start = bisect_left(range(len(self._order)), item_id, key=id_at)
         stop = bisect_right(range(len(self._order)), item_id, lo=start, key=id_at)
-        rows: Rows = np.sort(self._order[start:stop])
+        rows: Rows = np.sort(self._order[start:stop]).astype(np.int64)
         return rows
 
     def values(self) -> Iterator[str]:
@@ -75,14 +96,19 @@ class RowMetadata:
         models: ModelColumns | None = None,
         has_picture: Callable[[], Mask] | None = None,
         files: "EmbeddedFiles | None" = None,
+        mapped: RowFiles | None = None,
     ) -> None:
-        """Read the table.
+        """Read the table, or take its rows from `mapped`.
 
         `models` gives the columns of the other models, if any; `has_picture` the column `HAS_PICTURE` of conditions,
         bool (rows,), if there is one; `files` the times and sizes of the items' files, if conditions read them.
         """
         self._has_picture = has_picture
         self._items = None if files is None else files.read
+        self._mapped = mapped
+        if mapped is not None:
+            self._gathered = GatheredRows(mapped.rows.select(mapped.public))
+            return
         if models is not None:
             joined = (name for name, each in models.joined.items() if each.name not in VECTOR_COLUMNS)
             names = [*(models.own or OWN), *joined]
@@ -115,7 +141,7 @@ class RowMetadata:
 
     def take(self, rows: Rows) -> pa.Table:
         """Return rows by number, in that order; of a table in pieces, only the pieces concerned are read."""
-        return self._gathered.take(rows)
+        return without_dictionaries(self._gathered.take(rows))
 
     def describe(self, rows: Rows) -> list[dict[str, Any]]:
         """Return the fields of hits for some rows, in their order; carried columns are under `carryover`."""
@@ -132,12 +158,13 @@ class RowMetadata:
     @locked_cached_property
     def carried(self) -> pa.Schema:
         """Names and types of the carried columns."""
-        return pa.schema([field for field in self.rows.schema if field.name not in EMBEDDINGS.names])
+        plain = without_dictionaries(self.rows.schema.empty_table()).schema
+        return pa.schema([field for field in plain if field.name not in EMBEDDINGS.names])
 
     @locked_cached_property
     def ids(self) -> IdRows:
         """Rows by the id of their item."""
-        return IdRows(self.rows["item_id"])
+        return IdRows(self.rows["item_id"], None if self._mapped is None else self._mapped.numbers(ORDER))
 
     @locked_cached_property
     def filter(self) -> RowFilter:
@@ -145,6 +172,11 @@ class RowMetadata:
 
         For conditions, `HAS_PICTURE` hides a column of the table with that name.
         """
+        if self._mapped is not None:
+            names = [ROW, *self._mapped.public]
+            pictured = {PICTURED: HAS_PICTURE} if HAS_PICTURE not in names else {}
+            shown = dict.fromkeys(names) | pictured | dict.fromkeys([MODIFIED, SIZE])
+            return RowFilter(self._mapped.columns({name: new or name for name, new in shown.items()}))
         rows = self.rows
         if self._has_picture is not None and HAS_PICTURE not in rows.column_names:
             rows = rows.append_column(HAS_PICTURE, pa.array(self._has_picture()))
@@ -154,8 +186,9 @@ class RowMetadata:
 class EmbeddedFiles:
     """What one version of the items table says about the files of its items; read on first use."""
 
-    def __init__(self, files: StoreFiles, version: int) -> None:
-        self._files, self._version = files, version
+    def __init__(self, files: StoreFiles, version: int, mapped: Callable[[], RowFiles | None] | None = None) -> None:
+        """Choose the version; `mapped` gives the row files that have the same, if there are any."""
+        self._files, self._version, self._mapped = files, version, mapped
 
     def read(self) -> pa.Table:
         """Read the columns `ITEM_FILE` of all items."""
@@ -177,7 +210,12 @@ class EmbeddedFiles:
 
     @locked_cached_property
     def _items(self) -> tuple[GatheredRows, IdRows]:
-        """All items, on disk if there are many, and the rows of each id."""
+        """All items, on disk if there are many, and the rows of each id; of row files those that have vectors."""
+        mapped = None if self._mapped is None else self._mapped()
+        if mapped is not None:
+            shown = {"item_id": "item_id"} | {hidden: name for name, hidden in OF_FILES.items()}
+            found = mapped.columns(shown).select(ITEM_FILE)
+            return GatheredRows(found), IdRows(found["item_id"], mapped.numbers(ORDER))
         table = RecordTable(self._files, "items", self._version)
         schema = pa.schema([ITEMS.field(name) for name in ITEM_FILE])
         pieces = (with_nulls(piece, schema).select(ITEM_FILE) for piece in table.pieces(list(ITEM_FILE)))
@@ -185,18 +223,100 @@ class EmbeddedFiles:
         return gathered, IdRows(gathered.table["item_id"])
 
 
+class FileCheck:
+    """Check of whole hashes on a thread of its own, which a process may end before.
+
+    Attributes:
+        problem: the first file that was altered, once it is found.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        """Begin."""
+        self.problem: RetrievalError | None = None
+        self._check = check
+        self._thread = Thread(target=self._run, name="check-files", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end, at most so long; return whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._check()
+        except RetrievalError as error:
+            self.problem = error
+
+
+def without_dictionaries(rows: pa.Table) -> pa.Table:
+    """Return the rows with each dictionary-encoded column as its values."""
+    kinds = [(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in rows.schema]
+    return rows.cast(pa.schema(kinds))
+
+
 class Snapshot:
     """Vectors and metadata of one model of a publication; safe for several threads."""
 
     def __init__(
-        self, files: StoreFiles, current: Current, info: StoreInfo, models: ModelColumns | None = None
+        self,
+        files: StoreFiles,
+        current: Current,
+        info: StoreInfo,
+        models: ModelColumns | None = None,
+        *,
+        from_tables: bool = False,
     ) -> None:
         """Choose what is read; nothing is read yet.
 
         For a further model, `files` is its view and `current` its part of the publication. `models` gives the columns
-        of the other models, None if there are none.
+        of the other models, None if there are none; `from_tables` reads the tables even if there are row files.
         """
         self.files, self.current, self.info, self._models = files, current, info, models
+        self._from_tables = from_tables
+
+    @locked_cached_property
+    def mapped(self) -> RowFiles | None:
+        """Row files of this publication; None if it is small, has no index, or can have none here."""
+        if not self.has_row_files:
+            return None
+        content = [[part.path, part.size_bytes] for part in self._table.parts()]
+        return open_row_files(self.files, self.row_files_path, content, self.write_row_files)
+
+    @property
+    def has_row_files(self) -> bool:
+        """Whether the publication is large enough for row files, and has an index, whose rows are in them."""
+        if self._from_tables or self._models is None or self.current.index is None:
+            return False
+        return self._table.num_rows() >= row_files.MIN_ROWS
+
+    @property
+    def row_files_path(self) -> str:
+        """Folder of its row files in the store."""
+        return rows_path(self.current, "" if self._models is None else self._models.others)
+
+    def write_row_files(self, folder: Path) -> None:
+        """Write its row files into an empty folder, from the tables and the index; OSError if the disk is full."""
+        own = Snapshot(self.files, self.current, self.info, self._models, from_tables=True)
+        index_folder = version_folder(self.files, self.current.index or 0)
+        names = [name for name in read_manifest(index_folder).sha256 if name not in (IDS_NAME, LIVE_NAME, QUERIES_NAME)]
+        contents = RowContents(
+            own.metadata.rows,
+            own.embedded_files.read(),
+            own._has_picture(),
+            own.metadata_rows,
+            own.vector_rows,
+            {name: hash_samples(index_folder / name) for name in names},
+        )
+        write_row_files(folder, contents)
+
+    @locked_cached_property
+    def check(self) -> "FileCheck | None":
+        """Check of whole hashes, which begins when this is first asked for; None without row files."""
+        if self.mapped is None or self.current.index is None:
+            return None
+        index_folder = version_folder(self.files, self.current.index)
+        return FileCheck(partial(check_files, self.mapped, index_folder, read_manifest(index_folder).sha256))
 
     @locked_cached_property
     def vectors(self) -> "Index | ExactIndex":
@@ -205,31 +325,32 @@ class Snapshot:
             found = self._table.read_vectors(f"{self.info.searched}_embedding")
             ids = self._table.read(["item_id", "segment"]).filter(pa.array(found.present))
             return ExactIndex(ids.combine_chunks(), found.values)
-        return open_version(self.files, self.current.index, self.info.model_fingerprint)
+        samples = None if self.mapped is None else self.mapped.manifest.index_samples
+        return open_version(self.files, self.current.index, self.info.model_fingerprint, samples)
 
     @locked_cached_property
     def embedded_files(self) -> EmbeddedFiles:
         """What the items' files must be."""
-        return EmbeddedFiles(self.files, self.current.items)
+        return EmbeddedFiles(self.files, self.current.items, None if self._from_tables else lambda: self.mapped)
 
     @locked_cached_property
-    def items(self) -> ItemRows:
+    def items(self) -> ItemRows | MappedItemRows:
         """Groups of vectors of one video."""
-        return ItemRows(self.vectors.ids)
+        return ItemRows(self.vectors.ids) if self.mapped is None else MappedItemRows(self.mapped)
 
     @locked_cached_property
     def sample(self) -> Floats:
         """Vectors of up to a thousand evenly spaced rows; float32 (S, E)."""
-        live = np.flatnonzero(self.vectors.is_live)
+        live = np.flatnonzero(self.vectors.is_live).astype(np.int32)
         if len(live) == 0:
             return np.empty((0, 0), np.float32)
         chosen = np.linspace(0, len(live) - 1, min(len(live), SAMPLE_ROWS)).round().astype(np.int64)
-        return self.vectors.vectors(live[chosen])
+        return self.vectors.vectors(live[chosen].astype(np.int64))
 
     @locked_cached_property
     def metadata(self) -> RowMetadata:
         """Table without its vectors, with the columns of other models."""
-        return RowMetadata(self._table, self._models, self._has_picture, self.embedded_files)
+        return RowMetadata(self._table, self._models, self._has_picture, self.embedded_files, self.mapped)
 
     @locked_cached_property
     def is_found(self) -> Mask:
@@ -237,6 +358,8 @@ class Snapshot:
 
         Where pictures are searched, a caption whose picture is broken has none.
         """
+        if self.mapped is not None:
+            return self.vector_rows >= 0
         found: Mask = np.zeros(self.metadata.rows.num_rows, np.bool_)
         found[self.metadata_rows[self.vectors.is_live]] = True
         return found
@@ -250,6 +373,8 @@ class Snapshot:
     @locked_cached_property
     def metadata_rows(self) -> RowNumbers:
         """Metadata row of each vector; -1 for one that is no longer live."""
+        if self.mapped is not None:
+            return self.mapped.numbers(TABLE_ROW)
         rows = row_numbers(len(self.vectors.is_live), self.metadata.rows.num_rows)
         rows[:] = self.metadata.rows_of(self.vectors.ids, self.vectors.is_live)
         return rows
@@ -257,6 +382,8 @@ class Snapshot:
     @locked_cached_property
     def _is_in_order(self) -> bool:
         """Whether the catalogue has the vectors' rows in their order; then looking up a million takes a millisecond."""
+        if self.mapped is not None:
+            return self.mapped.manifest.is_in_order
         num_rows = self.metadata.rows.num_rows
         return len(self.metadata_rows) == num_rows and bool((self.metadata_rows == np.arange(num_rows)).all())
 
@@ -283,6 +410,8 @@ class Snapshot:
     @locked_cached_property
     def vector_rows(self) -> RowNumbers:
         """Vector of each metadata row; -1 if it has none that can be found."""
+        if self.mapped is not None:
+            return self.mapped.numbers(VECTOR)
         live = np.flatnonzero(self.vectors.is_live)
         rows = row_numbers(self.metadata.rows.num_rows, len(self.vectors.is_live))
         rows[self.metadata_rows[live]] = live
@@ -293,7 +422,7 @@ class Snapshot:
 
         `like` is a snapshot that this one replaces; optional parts are loaded if it has them.
         """
-        _ = self.metadata_rows, self.items
+        _ = self.vectors, self.metadata_rows, self.items
         if like is not None and "sample" in vars(like):
             _ = self.sample
         if like is not None and "hybrid" in vars(like):

@@ -21,16 +21,18 @@ from embedder.models.model_folder import Model, open_model
 from embedder.retrieval.hits import Hits, Searchable
 from embedder.retrieval.model_columns import ModelColumns
 from embedder.retrieval.queries import QueryBatch, SearchOptions
+from embedder.retrieval.row_files import add_row_files
 from embedder.retrieval.snapshot import Snapshot
 from embedder.retrieval.snapshot_search import Searcher
 from embedder.store.files import StoreFiles
-from embedder.store.layout import MAIN, Current, Published, is_model_name
+from embedder.store.layout import MAIN, Current, Published, is_model_name, read_current
 from embedder.store.publish.history import check_readable, find_publication
 from embedder.store.publish.query_towers import find_towers, has_towers
 from embedder.store.store_info import differing, read_published, read_store_info, served_info
 from embedder.store.tables.models import check_has_vectors, find_model, model_names
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index.index_versions import has_version
+from index.index_errors import RetrievalError
 from index.vectors import Floats
 from shards.model_errors import ModelError
 
@@ -219,6 +221,18 @@ class Store(Searchable[Hits]):
         index = "exact" if self.current.index is None else f"index {self.current.index}"
         return f"{self.publication.run_id}/{f'{self.model} ' if self.model else ''}{index}"
 
+    def find_damage(self, timeout_s: float = 0.0) -> RetrievalError | None:
+        """Check the whole hashes of what is mapped, on a thread of its own; return the error that it has found so far.
+
+        Args:
+            timeout_s: seconds to wait for its end.
+        """
+        check = self.searcher.snapshot.check
+        if check is None:
+            return None
+        check.wait(timeout_s)
+        return check.problem
+
     def prepare(self, before: "Store | None" = None) -> None:
         """Load all that searches need, so that none waits for it, or misses files that a vacuum deleted.
 
@@ -295,6 +309,24 @@ class Store(Searchable[Hits]):
                 f"{self.info.model_fingerprint}; give the model that made them with --model"
             )
         return model
+
+
+def keep_row_files(files: StoreFiles) -> None:
+    """Write the row files of what is published, for each model with an index, unless they are there.
+
+    The caller holds the write lock. Searches make their own if it fails, so that only leaves a line in the log.
+    """
+    current = read_current(files)
+    for name in () if current is None else ("", *current.models):
+        store = Store(files.main, name or MAIN, publication=current)
+        if store.current.index is None or store.current.has_vectors is False:
+            continue
+        try:
+            snapshot = store.searcher.snapshot
+            if snapshot.has_row_files:
+                add_row_files(snapshot.files, snapshot.row_files_path, snapshot.write_row_files)
+        except (StoreError, RetrievalError, OSError) as error:
+            LOG.warning(f"store {files.address}: searches make their own row files, as none could be written: {error}")
 
 
 def _name_and_folder(publication: Current, model: str | None) -> tuple[str, str | None]:

@@ -2,7 +2,8 @@
 
 A separate thread polls and opens, so that no query waits while an index of gigabytes is read. The new publication is
 opened next to the old one (both in memory meanwhile) and replaces it in one assignment: a query that began on the old
-one ends on it.
+one ends on it. If the check of whole hashes finds an altered file, the publication before is served until there is
+another one.
 """
 
 import weakref
@@ -12,11 +13,12 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, Self
 
 from embedder.encoders.servable_encoder import DATA_ALONE, CodeSources
-from embedder.errors import check_argument
+from embedder.errors import StoreError, check_argument
 from embedder.retrieval.store_api import Store
 from embedder.store.files import StoreFiles
-from embedder.store.layout import read_current
+from embedder.store.layout import Current, read_current
 from embedder.store.store_info import read_published
+from index.index_errors import RetrievalError
 
 if TYPE_CHECKING:
     from embedder.servables.servable import Servable
@@ -79,7 +81,9 @@ class FollowingStore:
     ) -> None:
         self.snapshot = Store(files, model, code=code)
         self.snapshot.prepare()
+        self.snapshot.find_damage()  # which begins the check
         self.last_error: Exception | None = None
+        self._altered: Current | None = None  # the publication whose files were altered
         self._files, self._model, self._on_error, self._on_change = files, model, on_error, on_change
         self._code = code
         self._every_s, self._num_failures = every_s, 0
@@ -102,6 +106,8 @@ class FollowingStore:
         """Poll now, and serve a newer publication; returns whether there was one."""
         with self._looking:
             try:
+                if self._altered is None and (damage := self.snapshot.find_damage()) is not None:
+                    return self._go_back(damage)
                 newer = self._open_newer()
             except Exception as error:  # noqa: BLE001  # after any error of the new one, the old one is still served
                 is_known = self.last_error is not None and str(self.last_error) == str(error)
@@ -110,13 +116,24 @@ class FollowingStore:
                 if self._on_error is not None and not is_known:
                     self._on_error(error)
                 return False
-            self.last_error, self._num_failures = None, 0
-            self.snapshot, was = newer or self.snapshot, self.snapshot
-            if self.snapshot is was:
-                return False
-            if self._on_change is not None:
-                self._on_change(self.snapshot)
-            return True
+            if newer is None and self._altered is not None:
+                return False  # what is published was altered, and `last_error` says so
+            self.last_error, self._num_failures, self._altered = None, 0, None
+            return newer is not None and self._serve(newer)
+
+    def _go_back(self, damage: RetrievalError) -> bool:
+        """Serve the publication before; returns true."""
+        self._serve(self._open_before(damage))
+        self.last_error = damage
+        if self._on_error is not None:
+            self._on_error(damage)
+        return True
+
+    def _serve(self, store: Store) -> bool:
+        self.snapshot = store
+        if self._on_change is not None:
+            self._on_change(store)
+        return True
 
     @property
     def wait_s(self) -> float:
@@ -139,9 +156,25 @@ class FollowingStore:
         held = current.model_copy(update={"hold": self.snapshot.publication.hold})
         if held == self.snapshot.publication:  # releasing a hold changes no row
             return None
+        if self._altered is not None and current.model_copy(update={"hold": self._altered.hold}) == self._altered:
+            return None
         newer = Store(self._files, self._model, code=self._code)
         newer.prepare(self.snapshot)
+        newer.find_damage()  # which begins the check
         return newer
+
+    def _open_before(self, damage: RetrievalError) -> Store:
+        """Open the publication before the served one, whose files were altered; raises `damage` if there is none."""
+        self._altered = self.snapshot.publication
+        previous = self._altered.previous
+        try:
+            if previous is None:
+                raise damage
+            before = Store(self._files, self._model, previous, code=self._code)
+            before.prepare(self.snapshot)
+        except (StoreError, RetrievalError):
+            raise damage from None
+        return before
 
 
 def _poll(following: "weakref.ref[FollowingStore]", closed: Event, wait_s: float) -> None:

@@ -17,7 +17,6 @@ from embedder.storage.atomic_write import atomic_write
 from embedder.storage.object_ranges import PIECE_BYTES, ObjectRanges
 from embedder.storage.object_stores import ObjectStoreError, is_remote, named_errors, open_place, without_credentials
 from embedder.storage.user_cache import cache_folder
-from shards.convert.sentence_transformers import MODULES_FILE, module_folders
 from shards.model_config import CONFIG_FILE, find_model_folder, load_model_config
 from shards.model_errors import ModelError
 from shards.saving import staged_folder
@@ -113,6 +112,8 @@ def _hub_id(uri: str | Path) -> str | None:
 def _download_hub_modules(hub_id: str, folder: Path) -> None:
     """Download the folders that sentence-transformers' modules.json names into a snapshot; pickles where it is all."""
     snapshot = f"{hub_id.partition('@')[0]}@{folder.name}"
+    from shards.convert.sentence_transformers import module_folders
+
     for each in module_folders(folder):
         for patterns in (ALLOWED_FILES, PICKLED_FILES):
             if not any((folder / each).glob("*.safetensors")):
@@ -230,6 +231,8 @@ def _list_objects(store: Any, uri: str, allowed: Sequence[str]) -> list[Any]:
 def _list_modules(store: Any, uri: str, objects: Sequence[Any]) -> list[Any]:
     """List the files in the folders that sentence-transformers' modules.json names; pickles where they are all."""
     import obstore
+
+    from shards.convert.sentence_transformers import MODULES_FILE, module_folders
 
     listing = [item for item in objects if item["path"] == MODULES_FILE]
     if not listing:

@@ -15,7 +15,7 @@ from embedder.store.publish.current import of_model, record_of
 from embedder.store.publish.history import readable
 from embedder.store.tables.models import model_folders
 from embedder.store_check.findings import SEVERITIES, Finding, Severity, Unreadable, attempt
-from embedder.store_check.indexes import check_index, check_towers, check_words, unfinished_indexes
+from embedder.store_check.indexes import check_index, check_row_files, check_towers, check_words, unfinished_indexes
 from embedder.store_check.leftovers import leftovers
 from embedder.store_check.lock_holder import check_lock
 from embedder.store_check.logs import check_logs
@@ -151,6 +151,7 @@ def _look_at_model(model: CheckedModel, chain: Chain, whole: set[str], *, deep: 
         *check_counts(model, items, embeddings, record_of(chain.record, model.name)),
         *check_index(model, counts, deep=deep),
         *check_words(model, counts, deep=deep),
+        *check_row_files(model, deep=deep),
         *check_towers(model, deep=deep),
     ]
     figures = ModelCounts(

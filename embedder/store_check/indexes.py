@@ -10,6 +10,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.publish.history import latest_publications, same_rows
 from embedder.store.publish.query_towers import MANIFEST_FILE, TowersManifest, towers_path
+from embedder.store.tables.row_files import rows_path
 from embedder.store.tables.words import WORDS_FOLDER, words_path
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.parts import Counts
@@ -17,6 +18,7 @@ from embedder.store_check.scope import CheckedModel
 from embedder.store_index.index_versions import INDEX_FOLDER, fetched_manifest
 from embedder.store_index.word_index import WordsManifest
 from index.manifest import MANIFEST_NAME, QUERIES_NAME, Manifest
+from shards.file_schema import parse_json
 
 PIECE_BYTES = 8 << 20
 _VERSION = re.compile(rf"(?P<folder>{INDEX_FOLDER}|{WORDS_FOLDER})/(?P<number>\d{{6,}})/(?P<name>.+)")
@@ -93,6 +95,30 @@ def check_words(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
         rule = f"the published embeddings have {num_captions:,}"
         findings.append(Finding("error", model.place(folder), found, rule, cure))
     return findings
+
+
+def check_row_files(model: CheckedModel, *, deep: bool) -> list[Finding]:
+    """Check the row files of the published index, if there are any; without them searches read the tables."""
+    own = rows_path(model.current)
+    folders = {
+        path.rsplit("/", 1)[0] for path in model.listing if path.startswith(own) and path.endswith(MANIFEST_NAME)
+    }
+    findings: list[Finding] = []
+    for folder in sorted(folders):
+        cure = f"delete its folder, and `embedder index update {model.files.option}` makes it anew"
+        hashes = attempt(partial(_row_hashes, model.files, folder))
+        if isinstance(hashes, Unreadable):
+            rule = "row files have a manifest with their hashes"
+            findings.append(Finding("error", model.place(f"{folder}/{MANIFEST_NAME}"), hashes.reason, rule, cure))
+        else:
+            findings += check_hashes(model, folder, hashes, cure, deep=deep)
+    return findings
+
+
+def _row_hashes(files: StoreFiles, folder: str) -> dict[str, str]:
+    return {
+        str(name): str(each) for name, each in parse_json(files.read(f"{folder}/{MANIFEST_NAME}"))["sha256"].items()
+    }
 
 
 def check_towers(model: CheckedModel, *, deep: bool) -> list[Finding]:

@@ -6,7 +6,7 @@ If the store is in a local folder, they are built and searched in place.
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,18 +85,21 @@ def version_folder(files: StoreFiles, number: int) -> Path:
     return _local_copy(files, number)[0]
 
 
-def open_version(files: StoreFiles, number: int, model_fingerprint: str) -> "Index":
-    """Open a version; FAISS reads only files whose hash matches the manifest.
+def open_version(
+    files: StoreFiles, number: int, model_fingerprint: str, samples: Mapping[str, str] | None = None
+) -> "Index":
+    """Open a version; FAISS reads only files whose hash matches the manifest, or `samples` (see `open_index`).
 
     Raises StoreError if there is no such version, and RetrievalError if it is damaged or of another model.
     """
     from index.search import open_index
 
     if files.folder is not None:
-        return open_index(version_path(files.folder / INDEX_FOLDER, number), model_fingerprint=model_fingerprint)
+        folder = version_path(files.folder / INDEX_FOLDER, number)
+        return open_index(folder, model_fingerprint=model_fingerprint, samples=samples)
     folder, is_new = _local_copy(files, number)
     try:
-        return open_index(folder, model_fingerprint=model_fingerprint)
+        return open_index(folder, model_fingerprint=model_fingerprint, samples=samples)
     except RetrievalError:
         if is_new or read_manifest(folder).model_fingerprint != model_fingerprint:
             raise

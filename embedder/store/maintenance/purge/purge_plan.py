@@ -22,6 +22,7 @@ from embedder.store.schema import TABLES
 from embedder.store.store_info import check_writable, read_store_info
 from embedder.store.tables.delta_log import LOG_FOLDER, places_of, replay
 from embedder.store.tables.models import MODELS_FOLDER, model_files
+from embedder.store.tables.row_files import ROWS_FOLDER
 from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import unneeded_words
 from shards.file_schema import parse_json
@@ -29,6 +30,7 @@ from shards.file_schema import parse_json
 _FOLDER = rf"(?:{MODELS_FOLDER}/(?P<model>[a-z][a-z0-9_]*)/)?"
 _PART = re.compile(rf"{_FOLDER}(?P<table>{'|'.join(TABLES)})/(?P<path>[^/]+\.parquet)")
 _INDEX = re.compile(rf"{_FOLDER}index/\d+/(?P<file>[^/]+)")
+_ROWS = re.compile(rf"{_FOLDER}{ROWS_FOLDER}/.+")
 _RUN = re.compile(rf"{_FOLDER}runs/(?P<path>.+)")
 _INPUT = re.compile(rf"runs/[^/]+/{INPUT_FOLDER}/.+")
 
@@ -146,6 +148,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     deleted = [
         *_index_files(infos, indexes),
         *(unneeded_words(files, ()) if held or named else ()),  # their rows move, and they hold what captions say
+        *(info for info in infos if _ROWS.fullmatch(info.path) and (held or named)),  # searches make them again
         *_entries(files, infos, held, named),
         *(info for info in named if _RUN.fullmatch(info.path) and info.path.endswith(".parquet")),
         *inputs,
