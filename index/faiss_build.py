@@ -98,7 +98,7 @@ def by_distance(lists: faiss.Index | None) -> Iterator[None]:
     the same as the one with the largest product. Does nothing without lists, or where a graph holds the centroids.
     """
     centroids = faiss.downcast_index(lists.quantizer) if isinstance(lists, faiss.IndexIVF) else None
-    if not isinstance(centroids, faiss.IndexFlat):
+    if lists is None or not isinstance(centroids, faiss.IndexFlat):
         yield
         return
     is_trained, nearest = centroids.ntotal > 0, faiss.IndexFlatL2(lists.d)
