@@ -33,10 +33,10 @@ def hash_samples(path: Path) -> str:
 def check_hashes(folder: Path, sha256: Mapping[str, str], names: Iterable[str]) -> None:
     """Read files of a folder whole; raises a RetrievalError at the first whose hash is not that of `sha256`."""
     for name in names:
-        with _opened(folder / name) as file:
+        with _open(folder / name) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         if found != sha256[name]:
-            raise _altered(folder / name, found, sha256[name])
+            raise _altered_error(folder / name, found, sha256[name])
 
 
 def open_checked(
@@ -47,11 +47,11 @@ def open_checked(
     Up to `read_once_bytes`, it is read into memory and closed. With `samples`, the known `hash_samples` by file name,
     only those are compared. Raises a RetrievalError if it is missing or altered.
     """
-    opened = _opened(path)
+    opened = _open(path)
     if samples is not None and path.name in samples:
         if (found := hash_samples(path)) != samples[path.name]:
             opened.close()
-            raise _altered(path, found, samples[path.name], "hash of samples")
+            raise _altered_error(path, found, samples[path.name], "hash of samples")
         return opened
     file: BinaryIO = opened
     if os.fstat(opened.fileno()).st_size <= read_once_bytes:
@@ -60,19 +60,19 @@ def open_checked(
     found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO has readinto in fact
     if found != manifest.sha256[path.name]:
         file.close()
-        raise _altered(path, found, manifest.sha256[path.name])
+        raise _altered_error(path, found, manifest.sha256[path.name])
     file.seek(0)
     return file
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
         raise RetrievalError(f"{path}: {error.strerror}; fetch the version again, or build the index again") from None
 
 
-def _altered(path: Path, found: str, expected: str, kind: str = "sha256") -> RetrievalError:
+def _altered_error(path: Path, found: str, expected: str, kind: str = "sha256") -> RetrievalError:
     return RetrievalError(
         f"{path}: its {kind} is {found[:16]}..., the manifest says {expected[:16]}...: the file was altered or cut "
         "short, and is not read; fetch the version again, or build the index again"

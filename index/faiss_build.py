@@ -55,7 +55,7 @@ def train(design: Design, table: VectorTable, projection: Floats | None = None) 
     """
     index = _make(design, table.dim, projection)
     if not index.is_trained:
-        with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"), by_distance(_transformed(index)):
+        with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"), by_distance(_find_inside(index)):
             index.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
     return index
 
@@ -83,7 +83,7 @@ def failures_named(design: Design, action: str) -> Iterator[None]:
 
 def add(index: faiss.Index, blocks: Iterable[Floats]) -> None:
     """Append blocks of vectors, each (n, E)."""
-    with by_distance(_transformed(index)):
+    with by_distance(_find_inside(index)):
         for block in blocks:
             index.add(np.ascontiguousarray(block))
 
@@ -113,11 +113,11 @@ def by_distance(lists: faiss.Index | None) -> Iterator[None]:
         centroids.add(nearest.reconstruct_n(0, nearest.ntotal))
 
 
-def _transformed(index: faiss.Index) -> faiss.Index | None:
+def _find_inside(index: faiss.Index) -> faiss.Index | None:
     """Return the structure inside re-ranking and projection; None without a projection."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexRefine):
-        return _transformed(index.base_index)
+        return _find_inside(index.base_index)
     return innermost(index) if isinstance(index, faiss.IndexPreTransform) else None
 
 

@@ -98,7 +98,7 @@ def write_row_files(folder: Path, contents: RowContents) -> None:
     rows = rows.add_column(0, ROW, pa.array(np.arange(num_rows, dtype=np.int32)))
     _write(folder / ROWS_NAME, rows.unify_dictionaries(), ROWS_PER_BATCH)
     length = max(num_rows, len(contents.table_rows))
-    padded = {name: _padded(values, length) for name, values in numbers.items()}
+    padded = {name: _pad(values, length) for name, values in numbers.items()}
     _write(folder / NUMBERS_NAME, pa.table(padded), max(1, length))
     manifest = RowsManifest(
         num_rows=num_rows,
@@ -117,7 +117,7 @@ def _write(path: Path, table: pa.Table, rows_per_batch: int) -> None:
         writer.write_table(table, max_chunksize=rows_per_batch)
 
 
-def _padded(values: RowNumbers, length: int) -> pa.Array:
+def _pad(values: RowNumbers, length: int) -> pa.Array:
     found = np.full(length, -1, np.int32)
     found[: len(values)] = values
     return pa.array(found)

@@ -39,7 +39,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import Current, StoreInfo
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_nulls
-from embedder.store.tables.row_files import rows_path
+from embedder.store.tables.row_folders import rows_path
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index.index_versions import open_version, version_folder
 from index.checked_files import hash_samples

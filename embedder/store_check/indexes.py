@@ -10,7 +10,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.publish.history import latest_publications, same_rows
 from embedder.store.publish.query_towers import MANIFEST_FILE, TowersManifest, towers_path
-from embedder.store.tables.row_files import rows_path
+from embedder.store.tables.row_folders import rows_path
 from embedder.store.tables.words import WORDS_FOLDER, words_path
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.parts import Counts

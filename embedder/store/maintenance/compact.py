@@ -1,8 +1,9 @@
 """Compaction of many small part files of all models into fewer larger ones; no row changes."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from embedder.errors import StoreError
 from embedder.quantities import plural
@@ -98,35 +99,24 @@ def compact(
     """
     current = writable(files)
     parts = parts_at(files, current)
-    groups = {
-        model: {name: plan_groups(of_table, target) for name, of_table in tables.items()}
-        for model, tables in parts.items()
-    }
-    num_folded = sum(len(group) == 1 for tables in groups.values() for own in tables.values() for group in own)
     halves = models_to_round(files, current, vectors)
-    slow = {
-        model: [] if model in halves else _not_laid_out(files, current, model, groups[model])
-        for model in (parts if lay_out else ())
-    }
-    slow |= {model: _not_merged(parts[model], groups[model]) for model in halves}
-    for model, of_model in slow.items():
-        groups[model]["embeddings"] += [[part] for part in of_model]
+    plan = _plan(files, current, parts, target, halves, lay_out=lay_out)
     done = [
-        _compaction(model, name, of_table, groups[model][name])
+        _compaction(model, name, of_table, plan.groups[model][name])
         for model, tables in parts.items()
         for name, of_table in tables.items()
     ]
     num_saved = sum(each.num_files_before - each.num_files_after for each in done)
-    if num_saved + num_folded < min_saved and not any(slow.values()) and not halves:
+    if num_saved + plan.num_folded < min_saved and not plan.num_renewed and not halves:
         return None, done
     _refuse_unfinished_runs(files)
-    marked = f", {num_folded:,} written without rows that have left" if num_folded else ""
+    marked = f", {plan.num_folded:,} written without rows that have left" if plan.num_folded else ""
     LOG.info(f"compacting: {plural(num_saved, 'part file')} fewer{marked}")
     operation = begin(files, "compaction", current)
     wanted = {
         model: {
-            name: _merge(view, operation, own, name, parts[model][name], groups[model][name], is_half=model in halves)
-            for name in parts[model]
+            name: _merge(view, operation, own, name, each, plan.groups[model][name], is_half=model in halves)
+            for name, each in parts[model].items()
         }
         for model, (view, own) in versions_of(files, current).items()
     }
@@ -137,21 +127,49 @@ def compact(
     return published, done
 
 
-def _not_merged(parts: dict[str, list[PartFile]], groups: dict[str, list[list[PartFile]]]) -> list[PartFile]:
-    merged = {part.path for group in groups["embeddings"] for part in group}
-    return [part for part in parts["embeddings"] if part.path not in merged]
+class _Plan(NamedTuple):
+    """Part files to merge, by model and table, each group to one; of one file, to write it anew.
+
+    `num_folded` files lose rows that have left, `num_renewed` get another layout.
+    """
+
+    groups: dict[str, dict[str, list[list[PartFile]]]]
+    num_folded: int
+    num_renewed: int
 
 
-def _not_laid_out(
-    files: StoreFiles, current: Current, model: str, groups: dict[str, list[list[PartFile]]]
-) -> list[PartFile]:
-    """Return a model's part files, besides those to merge, whose vectors are not in the layout that is read fast."""
+def _plan(
+    files: StoreFiles,
+    current: Current,
+    parts: dict[str, dict[str, list[PartFile]]],
+    target: PartTarget,
+    halves: Collection[str],
+    *,
+    lay_out: bool,
+) -> _Plan:
+    """Plan a compaction; of the models `halves`, all files of vectors are written anew."""
+    groups = {
+        model: {name: plan_groups(of_table, target) for name, of_table in tables.items()}
+        for model, tables in parts.items()
+    }
+    num_folded = sum(len(group) == 1 for tables in groups.values() for own in tables.values() for group in own)
+    num_renewed = 0
+    for model, of_model in groups.items():
+        merged = {part.path for group in of_model["embeddings"] for part in group}
+        others = [part for part in parts[model]["embeddings"] if part.path not in merged]
+        if model not in halves:
+            others = _not_laid_out(files, current, model, others) if lay_out else []
+        of_model["embeddings"] += [[part] for part in others]
+        num_renewed += len(others)
+    return _Plan(groups, num_folded, num_renewed)
+
+
+def _not_laid_out(files: StoreFiles, current: Current, model: str, parts: Sequence[PartFile]) -> list[PartFile]:
+    """Return those of a model's part files whose vectors are not in the layout that is read fast."""
     view, own = versions_of(files, current)[model]
     table = RecordTable(view, "embeddings", own.embeddings)
-    merged = {part.path for group in groups["embeddings"] for part in group}
-    others = [part for part in table.parts() if part.path not in merged]
-    fast = view.each(lambda part: table.is_laid_out(part.path, VECTOR_COLUMNS), others)
-    return [part for part, is_fast in zip(others, fast, strict=True) if not is_fast]
+    fast = view.each(lambda part: table.is_laid_out(part.path, VECTOR_COLUMNS), parts)
+    return [part for part, is_fast in zip(parts, fast, strict=True) if not is_fast]
 
 
 def _refuse_unfinished_runs(files: StoreFiles) -> None:

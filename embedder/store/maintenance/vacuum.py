@@ -20,7 +20,7 @@ from embedder.store.schema import TABLES
 from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables.delta_log import LOG_FOLDER
 from embedder.store.tables.models import model_files, model_folders
-from embedder.store.tables.row_files import unneeded_rows
+from embedder.store.tables.row_folders import unneeded_rows
 from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import unneeded_words
 from shards.file_schema import parse_json

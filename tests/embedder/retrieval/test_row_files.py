@@ -20,7 +20,7 @@ from embedder.store.lock import write_lock
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.maintenance.vacuum import vacuum
-from embedder.store.tables.row_files import ROWS_FOLDER, rows_path
+from embedder.store.tables.row_folders import ROWS_FOLDER, rows_path
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index.keep_index import index_choice
 from index.checked_files import NUM_SAMPLES, SAMPLE_BYTES, hash_samples

@@ -22,7 +22,7 @@ from embedder.store.schema import TABLES
 from embedder.store.store_info import check_writable, read_store_info
 from embedder.store.tables.delta_log import LOG_FOLDER, places_of, replay
 from embedder.store.tables.models import MODELS_FOLDER, model_files
-from embedder.store.tables.row_files import ROWS_FOLDER
+from embedder.store.tables.row_folders import ROWS_FOLDER
 from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import unneeded_words
 from shards.file_schema import parse_json

@@ -31,7 +31,7 @@ def _no_file_is_small(monkeypatch):
     monkeypatch.setattr("embedder.store.files.SMALL_BYTES", 0)
 
 
-def earlier_layout(schema, vectors):
+def earlier_layout(schema, vectors, _streams):
     """Options by which earlier releases wrote a part file."""
     return {"use_dictionary": [name for name in schema.names if name not in vectors]}
 
