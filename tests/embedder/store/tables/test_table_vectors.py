@@ -205,7 +205,7 @@ def test_a_missing_file_is_named_with_the_cure(files):
 def test_a_file_with_fewer_rows_than_its_log_tells_is_an_error(tmp_path, monkeypatch):
     files = write_store(new_store(tmp_path / "store"), monkeypatch)
     other = files.read(f"embeddings/{RecordTable(files, 'embeddings').paths()[2]}")
-    assert "0 vectors in 5 rows, and the log tells" in str(damaged(files, lambda data: other))
+    assert "0 vectors in 5 rows, and the log says" in str(damaged(files, lambda data: other))
 
 
 def test_vectors_of_two_lengths_are_an_error_that_names_the_files(tmp_path):
