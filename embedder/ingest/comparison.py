@@ -5,16 +5,20 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from embedder.ingest.copies import Copies, find_copies
+from embedder.ingest.copies import COPIES, Copies, find_copies
 from embedder.ingest.damage import damage_lines
+from embedder.ingest.diff import NEW
 from embedder.ingest.inputs import Inputs, finished_of_model, resumable
-from embedder.ingest.known_items import left_out_before
+from embedder.ingest.known_items import PUBLISHED, left_out_before
 from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.model_work import ModelPlan, plan_model, plan_models, removed_models
 from embedder.ingest.work import WorkPlan
 from embedder.storage.hashed_rows import HashedRows
-from embedder.store.journal.runs import Run
+from embedder.store.journal.runs import Run, finished_items
 from embedder.store.layout import Current, read_current
+
+FINISHED_FACTS = ["item_id", "size_bytes", "modified"]
+LISTED_FACTS = pa.schema([*(PUBLISHED.field(name) for name in FINISHED_FACTS), ("reason", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,26 @@ class ListingComparison:
 
     @cached_property
     def copies(self) -> Copies:
-        """Items to embed whose content may be that of a published item."""
-        current = self.current if self.work.outdated is None else None
-        return find_copies(self.inputs.files, current, self.work.difference.to_embed)
+        """New items, also those that the unfinished run has finished, whose content may be that of a published item."""
+        if self.work.outdated is not None or self.current is None:
+            return Copies(COPIES.empty_table())
+        wanted = self.work.difference.to_embed.select(LISTED_FACTS.names).cast(LISTED_FACTS)
+        if self.unfinished is not None:
+            done = [each.select(FINISHED_FACTS) for each in finished_items(self.unfinished).tables()]
+            new = pa.concat_tables([LISTED_FACTS.empty_table().select(FINISHED_FACTS), *done])
+            reason = pa.chunked_array([pa.repeat(pa.scalar(NEW), new.num_rows)])
+            wanted = pa.concat_tables([wanted, new.append_column("reason", reason).select(LISTED_FACTS.names)])
+        return find_copies(self.inputs.files, self.current, wanted)
 
-    @property
+    @cached_property
     def moved_ids(self) -> pa.ChunkedArray:
         """Published items that are gone, and are probably listed under another id."""
         gone = self.work.retired["item_id"]
         return self.copies.moved_ids(gone) if len(gone) else gone
+
+    def without_retiring(self, ids: pa.ChunkedArray) -> "ListingComparison":
+        """Return the comparison with some items that stay published, though they are gone."""
+        return replace(self, plans=tuple(replace(plan, work=plan.work.without_retiring(ids)) for plan in self.plans))
 
     @property
     def damage(self) -> list[str]:

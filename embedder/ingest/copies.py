@@ -43,7 +43,7 @@ class Copies:
     table: pa.Table
 
     def moved_ids(self, retired: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return the ids of `retired` items that are probably listed under another id."""
+        """Return the ids of `retired` items that are probably listed under another id, at most one for each."""
         return retired.filter(pc.is_in(retired, value_set=self._likely["copy_of"].unique()))
 
     def count_likely(self, retired: pa.ChunkedArray) -> tuple[int, int]:
@@ -53,7 +53,8 @@ class Copies:
 
     @property
     def _likely(self) -> pa.Table:
-        return self.table.filter(self.table["is_likely"])
+        """The likeliest original of each item."""
+        return _first_of_each(self.table.filter(self.table["is_likely"]), ["item_id"])
 
 
 def find_copies(files: StoreFiles, current: Current | None, to_embed: pa.Table) -> Copies:
@@ -73,10 +74,13 @@ def find_copies(files: StoreFiles, current: Current | None, to_embed: pa.Table) 
     is_likely = pa.chunked_array([likely, pa.repeat(pa.scalar(False), pairs[2].num_rows)])
     table = pa.concat_tables(pairs).append_column("is_likely", is_likely)
     table = table.filter(pc.not_equal(table["item_id"], table["copy_of"]))
-    number = np.arange(table.num_rows)
-    versions = table.select(["item_id", "content_version"]).append_column("number", pa.array(number))
-    first = versions.group_by(["item_id", "content_version"]).aggregate([("number", "min")])["number_min"]
-    return Copies(table.take(first.take(pc.sort_indices(first))))
+    return Copies(_first_of_each(table, ["item_id", "content_version"]))
+
+
+def _first_of_each(table: pa.Table, names: list[str]) -> pa.Table:
+    numbered = table.select(names).append_column("number", pa.array(np.arange(table.num_rows)))
+    first = numbered.group_by(names).aggregate([("number", "min")])["number_min"]
+    return table.take(first.take(pc.sort_indices(first)))
 
 
 def _embedded_items(files: StoreFiles, current: Current, sizes: pa.Array) -> Iterator[pa.Table]:
@@ -91,7 +95,7 @@ def _embedded_items(files: StoreFiles, current: Current, sizes: pa.Array) -> Ite
 def _keys(items: pa.Table) -> tuple[Hashes, Hashes, Hashes]:
     """Return hashes of each item's size with its time or ETag, with its name, and by itself; each uint64 (items,)."""
     sizes = items["size_bytes"].cast(pa.string())
-    versions = pc.fill_null(without_change_times(items["modified"]), "")
+    versions = pc.coalesce(without_change_times(items["modified"]), items["item_id"])  # nobody shares an unknown one
     names = pc.replace_substring_regex(items["item_id"], r"(?s)^.*[/:]", "")
     with_version, with_name = (hashes_of(pc.binary_join_element_wise(sizes, each, "/")) for each in (versions, names))
     return with_version, with_name, hashes_of(sizes)

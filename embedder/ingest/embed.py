@@ -33,6 +33,7 @@ from embedder.ingest.takeover import (
     HeldRecords,
     find_equal,
     find_held,
+    find_taken,
     take_over,
     with_held_versions,
 )
@@ -50,6 +51,7 @@ from embedder.store.lock import write_lock
 from embedder.store.publish.publish import finish_publication
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_writable, other_libraries
+from embedder.store.tables.arrow_lookup import without_ids
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index.keep_index import index_builder, make_first_index
 from shards.model_summary import untrained_reason
@@ -153,7 +155,8 @@ def _run_locked(inputs: Inputs, observer: RunObserver, *, is_int8_checked: bool)
     session = _begin(found, observer)
     outcome = _embed(session, observer)
     with observer.traces.span("publication"):
-        return end_run(session.found, observer, outcome, verdicts, session.models)
+        ended = _keep_originals(found, session)
+        return end_run(ended, observer, outcome, verdicts, session.models)
 
 
 @dataclass(frozen=True)
@@ -237,6 +240,14 @@ def _embed(session: _Session, observer: RunObserver) -> EngineOutcome:
     if equal := find_equal(run, session.held):
         _take_over(next_session(run), equal, chosen, inputs.config.rows_per_part)
     return outcome
+
+
+def _keep_originals(found: ListingComparison, session: _Session) -> ListingComparison:
+    """Keep published what the guard `retire` took for moved, until another item has its vectors."""
+    if not len(found.moved_ids):
+        return session.found
+    taken = find_taken(session.models[0].run, found.copies.table)
+    return session.found.without_retiring(without_ids(found.moved_ids, taken))
 
 
 def _report_hold(address: str, current: Current | None, options: IngestOptions, observer: RunObserver) -> Report | None:

@@ -7,7 +7,8 @@ files of the run and journaled, so that the item counts like any other that the 
 read is embedded.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -22,7 +23,7 @@ from embedder.ingest.diff import CHECKED, is_as_recorded
 from embedder.ingest.known_items import whole_contents
 from embedder.storage.hashed_rows import common_parts
 from embedder.store.files import StoreFiles
-from embedder.store.journal.finished import read_finished
+from embedder.store.journal.finished import of_whole, read_finished
 from embedder.store.journal.metadata_updates import move_rows
 from embedder.store.journal.part_writer import RunMetadata, gather_rows, write_copies
 from embedder.store.journal.runs import Run
@@ -35,6 +36,14 @@ from embedder.store.tables.arrow_lookup import KnownIds, positions, take_or_null
 from embedder.store.tables.tables import RecordTable
 
 HELD_ID = "held_id"
+ROWS_AT_ONCE = 50_000
+UNREADABLE = {
+    "state": "rejected",
+    "step": "read",
+    "error_type": "ReadError",
+    "error": "a published item has its content, and that item's rows can't be read: the next run embeds it",
+    "transient": True,
+}
 COMPARED = ("size_bytes", "modified")
 LISTED = ("source", "uri", *COMPARED)
 
@@ -130,6 +139,15 @@ def find_equal(run: Run, held: HeldItems) -> tuple[HeldRecords, ...]:
     return tuple(each for each in equal if each.records.num_rows)
 
 
+def find_taken(run: Run, copies: pa.Table) -> pa.ChunkedArray:
+    """Return the ids of originals whose content the run, in any session, has finished under another id, of `COPIES`."""
+    finished = read_finished(run.files, run.entries(), ["content_version"])
+    facts, taken = ["item_id", "content_version"], [copies["copy_of"].slice(0, 0)]
+    for records in of_whole(finished.records, finished.whole):
+        taken.append(copies.join(records.select(facts), facts, join_type="left semi")["copy_of"])
+    return pa.chunked_array([chunk for each in taken for chunk in each.chunks], pa.string())
+
+
 def _records_of_copies(files: StoreFiles, current: Current, copies: pa.Table) -> HeldRecords:
     """Read the records of the originals, each once for each of its copies."""
     records = _records(files, current, pa.chunked_array([copies["copy_of"].unique()]), set())
@@ -153,9 +171,11 @@ def take_over(run: Run, held: tuple[HeldRecords, ...], listed: pa.Table, rows_pe
     stamp = RunMetadata(run.run_id, run.session, *prints, carryover, step_schema(info.step_columns))
     tasks = count()
     for each in held:
+        num_rows = Counter[str]()
         for rows in gather_rows(_rows_of(run.files, each, stamp, moves), rows_per_part):
+            num_rows.update(rows["item_id"].to_pylist())
             write_copies(run.files, stamp, next(tasks), {"embeddings": rows}, each.version.run_id)
-        records = _as_listed(each.records, listed)
+        records = _with_unreadable(_as_listed(each.records, listed, run.run_id), each.records, num_rows)
         write_copies(run.files, stamp, next(tasks), {"items": records}, each.version.run_id)
 
 
@@ -205,14 +225,31 @@ def _each_once(found: list[HeldRecords], ids: pa.ChunkedArray) -> tuple[HeldReco
     return tuple(each for each in kept if each.records.num_rows)
 
 
-def _as_listed(records: pa.Table, listed: pa.Table) -> pa.Table:
-    """Update records to what the listing says about their items now."""
+def _as_listed(records: pa.Table, listed: pa.Table, run_id: str) -> pa.Table:
+    """Update records to what the listing says about their items now; a copy is the run's."""
     place = positions(records["item_id"], listed["item_id"])
+    run_ids = _run_ids(records, records[HELD_ID], run_id)
     for name in LISTED:
         column = ITEMS.field(name)
         now = take_or_null(listed[name], place).cast(column.type)
         records = records.set_column(ITEMS.get_field_index(name), column, now)
-    return records.select(ITEMS.names)
+    return records.set_column(ITEMS.get_field_index("run_id"), ITEMS.field("run_id"), run_ids).select(ITEMS.names)
+
+
+def _run_ids(rows: pa.Table, held_ids: pa.ChunkedArray, run_id: str) -> pa.ChunkedArray:
+    """Return the run of each row; of a copy it is this one, as an index knows vectors by id, segment and run."""
+    return pc.if_else(pc.equal(rows["item_id"], held_ids), rows["run_id"], run_id)
+
+
+def _with_unreadable(records: pa.Table, held: pa.Table, num_rows: Mapping[str, int]) -> pa.Table:
+    """Make copies of which rows of the original can't be read rejects, which the next run embeds."""
+    found = pa.array([num_rows.get(item, 0) for item in records["item_id"].to_pylist()], pa.int32())
+    is_copy = pc.not_equal(held["item_id"], held[HELD_ID])
+    lacks = pc.and_(is_copy, pc.less(found, records["num_vectors"]))
+    for name, value in {**UNREADABLE, "num_vectors": found}.items():
+        column = pc.if_else(lacks, value, records[name]).cast(ITEMS.field(name).type)
+        records = records.set_column(ITEMS.get_field_index(name), ITEMS.field(name), column)
+    return records
 
 
 def _rows_of(files: StoreFiles, held: HeldRecords, stamp: RunMetadata, moves: pa.Table) -> Iterator[pa.Table]:
@@ -232,12 +269,20 @@ def _rows_of(files: StoreFiles, held: HeldRecords, stamp: RunMetadata, moves: pa
         is_same = pc.and_(*(pc.equal(rows[name], getattr(stamp, name)) for name in FINGERPRINTS))
         rows = with_nulls(rows.filter(is_same), schema).select(schema.names).cast(schema)
         if rows.num_rows:
-            yield move_rows(_with_new_ids(rows, names), moves)
+            for renamed in _with_new_ids(rows, names, stamp.run_id):
+                yield move_rows(renamed, moves)
 
 
-def _with_new_ids(rows: pa.Table, names: pa.Table) -> pa.Table:
-    """Return each row once for each item that takes it over, with that item's id."""
+def _with_new_ids(rows: pa.Table, names: pa.Table, run_id: str) -> Iterator[pa.Table]:
+    """Yield each row once for each item that takes it over, with that item's id."""
     numbered = pa.table({HELD_ID: rows["item_id"], "row": np.arange(rows.num_rows)})
     pairs = numbered.join(names, HELD_ID, join_type="inner").sort_by([("item_id", "ascending"), ("row", "ascending")])
-    number = rows.schema.get_field_index("item_id")
-    return rows.take(pairs["row"]).set_column(number, rows.schema.field(number), pairs["item_id"])
+    for start in range(0, pairs.num_rows, ROWS_AT_ONCE):
+        own = pairs.slice(start, ROWS_AT_ONCE)
+        renamed = rows.take(own["row"])
+        run_ids = _run_ids(own.append_column("run_id", renamed["run_id"]), own[HELD_ID], run_id)
+        columns = {"item_id": own["item_id"], "run_id": run_ids}
+        for name, column in columns.items():
+            number = rows.schema.get_field_index(name)
+            renamed = renamed.set_column(number, rows.schema.field(number), column)
+        yield renamed

@@ -19,6 +19,7 @@ from embedder.storage.hashed_rows import HashedRows, RowsInOrder, common_parts
 from embedder.store.journal.runs import Run
 from embedder.store.layout import Kind, StoreInfo
 from embedder.store.store_info import differing, step_changes
+from embedder.store.tables.arrow_lookup import without_ids, without_items
 
 NO_ITEMS = pa.schema([PUBLISHED.field("item_id"), PUBLISHED.field("source")]).empty_table()
 
@@ -91,6 +92,10 @@ class WorkPlan:
     num_published: Mapping[str, int]
     left_out_ids: pa.ChunkedArray
     num_vectors: int = 0
+
+    def without_retiring(self, ids: pa.ChunkedArray) -> "WorkPlan":
+        """Return the plan without retiring some items."""
+        return replace(self, retired=without_items(self.retired, ids), retired_ids=without_ids(self.retired_ids, ids))
 
     def describe(self) -> str:
         """Summarise in one line."""

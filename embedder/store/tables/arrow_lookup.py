@@ -76,3 +76,8 @@ def without_items(rows: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
     if not len(ids):
         return rows
     return rows.filter(pc.invert(pc.is_in(rows["item_id"].cast(LARGE), value_set=ids.cast(LARGE))))
+
+
+def without_ids(ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the ids that are not among others."""
+    return without_items(pa.table({"item_id": ids}), others)["item_id"]

@@ -1,5 +1,6 @@
 """What is moved, renamed or copied keeps its vectors: it is read, and no model computes."""
 
+import os
 import shutil
 
 import numpy as np
@@ -7,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import samples
+from damaged_stores import lose_rows
 from refresh_runs import items_of, refreshed, rows_of, touch
 from rollback_runs import repaint
 
@@ -22,7 +24,7 @@ from embedder.store.lock import write_lock
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store_index.keep_index import index_choice
 
-VECTORS = ("image_embedding", "text_embedding", "content_version", "caption", "run_id", "start_s")
+VECTORS = ("image_embedding", "text_embedding", "content_version", "caption", "embedded_at", "start_s")
 
 
 @pytest.fixture
@@ -97,6 +99,72 @@ def test_files_that_exchange_their_names_exchange_their_vectors(make_run, source
     assert not computed
     assert_same(after["pictures/0001.png", 0], before["pictures/0003.png", 0])
     assert_same(after["pictures/0003.png", 0], before["pictures/0001.png", 0])
+    store = embedder.open_store(config.store)
+    for name, other in (("0001.png", "0003.png"), ("0003.png", "0001.png")):
+        wanted = np.array(before[f"pictures/{name}", 0]["image_embedding"], np.float32)
+        (hit,) = store.search(wanted, k=1)
+        assert (hit.item_id, hit.score) == (f"pictures/{other}", pytest.approx(1, abs=0.01))
+
+
+def test_a_limit_retires_no_original_whose_copy_waits(make_run, source, computed):
+    config = make_run(source, rows_per_part=2)
+    refreshed(config)
+    computed.clear()
+    (source / "pictures").rename(source / "archive")
+    report, rows = refreshed(config, limit=3)
+    assert (report.num_taken_over, report.num_retired, len({key[0] for key in rows})) == (3, 3, 21)
+    report, rows = refreshed(config)
+    assert (report.num_taken_over, report.num_retired) == (17, 17)
+    assert not computed
+    assert {key[0].partition("/")[0] for key in rows} == {"archive", "clips"}
+
+
+def test_what_only_looks_moved_is_judged_by_the_next_run(make_run, source):
+    config = make_run(source)
+    _, before = refreshed(config)
+    (source / "pictures").rename(source / "archive")
+    for number in range(4):
+        path = source / "archive" / f"{number:04d}.png"
+        size, time_ns = path.stat().st_size, path.stat().st_mtime_ns
+        other = next(data for seed in range(200, 900) if len(data := samples.image_bytes(seed)) <= size)
+        path.write_bytes(other + bytes(size - len(other)))
+        os.utime(path, ns=(time_ns, time_ns))
+    _, rows = refreshed(config)
+    others = {key for key in before if key[0] in {f"pictures/{number:04d}.png" for number in range(4)}}
+    assert others <= rows.keys(), "they are not lost before the guard has judged them"
+    with pytest.raises(RunFailedError, match="4 of 25 published items not listed any more"):
+        refreshed(config)
+
+
+def test_a_killed_run_that_had_taken_over_moved_items_goes_on(make_run, source, monkeypatch, computed):
+    config = make_run(source)
+    refreshed(config)
+    computed.clear()
+    (source / "pictures").rename(source / "archive")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("embedder.ingest.embed.end_run", stop)
+        with pytest.raises(KeyboardInterrupt):
+            refreshed(config)
+    report, rows = refreshed(config)
+    assert report.published
+    assert not computed
+    assert {key[0].partition("/")[0] for key in rows} == {"archive", "clips"}
+
+
+def test_a_copy_of_which_the_originals_rows_are_gone_is_embedded_by_the_next_run(make_run, source, computed):
+    config = make_run(source)
+    refreshed(config)
+    computed.clear()
+    shutil.copy(source / "pictures" / "0001.png", source / "copy.png")
+    lose_rows(StoreFiles(config.store), ["pictures/0001.png"])
+    _, rows = refreshed(config)
+    assert ("copy.png", 0) not in rows
+    refreshed(config)
+    assert "copy.png" in computed
 
 
 def test_a_file_of_the_same_size_and_name_but_other_content_is_embedded(make_run, source, computed):
