@@ -94,17 +94,18 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 class RowFilter:
     """Filter of rows by a condition; safe for several threads, which take turns."""
 
-    def __init__(self, rows: pa.Table, items: Callable[[], pa.Table] | None = None) -> None:
+    def __init__(self, rows: pa.Table, items: Callable[[], pa.Table] | None = None, *, is_mapped: bool = False) -> None:
         """Register a table's rows; `items` reads the items table, for the first condition on a file's time or size.
 
-        Rows of row files begin with their numbers, and have those times and sizes: they are scanned where they lie.
+        Rows of row files (`is_mapped`) begin with their numbers, and have those times and sizes: they are scanned where
+        they lie.
         """
         import duckdb
 
         self._num_rows: int = rows.num_rows
         self._connection = duckdb.connect(":memory:", config=SETTINGS)
         # First, as DuckDB renames the second of two columns with the same name.
-        if is_mapped := ROW in rows.column_names:
+        if is_mapped:
             self._rows, names = rows, [name for name in rows.column_names if name not in (ROW, MODIFIED, SIZE)]
         else:
             self._rows = encode_repeated(rows).add_column(0, ROW, pa.array(np.arange(rows.num_rows)))

@@ -43,6 +43,8 @@ NAMES = (ROWS_NAME, NUMBERS_NAME)
 SOURCE, STALE, PICTURED = "__source", "__stale", "__has_picture"
 OF_FILES = {"source": SOURCE, "size_bytes": SIZE, "modified": MODIFIED, "stale": STALE}
 """Columns of the items table, by their names in the rows."""
+HIDDEN = frozenset({ROW, PICTURED, *OF_FILES.values()})
+"""Columns of the row files that neither hits nor conditions show."""
 ORDER, VECTOR, TABLE_ROW, FIRST = "order", "vector", "row", "first"
 ROWS_PER_BATCH = 1 << 17
 MIN_ROWS = 20_000
@@ -156,7 +158,7 @@ class RowFiles:
         except (pa.ArrowInvalid, OSError) as error:
             raise RetrievalError(f"{folder}: {error}") from None
         length = max(self.manifest.num_rows, self.manifest.num_vectors)
-        named = {ROW, PICTURED, *OF_FILES.values(), "item_id"} <= {*self.rows.column_names}
+        named = HIDDEN | {"item_id"} <= {*self.rows.column_names}
         is_whole = (self.rows.num_rows, numbers.num_rows) == (self.manifest.num_rows, length)
         if not (named and is_whole and {ORDER, VECTOR, TABLE_ROW} <= {*numbers.column_names}):
             raise RetrievalError(f"{folder}: other rows or columns than its manifest says")
@@ -176,8 +178,7 @@ class RowFiles:
     @property
     def public(self) -> list[str]:
         """Names of the columns that hits and conditions show."""
-        hidden = {ROW, PICTURED, *OF_FILES.values()}
-        return [name for name in self.rows.column_names if name not in hidden]
+        return [name for name in self.rows.column_names if name not in HIDDEN]
 
 
 class MappedItemRows:

@@ -176,7 +176,8 @@ class RowMetadata:
             names = [ROW, *self._mapped.public]
             pictured = {PICTURED: HAS_PICTURE} if HAS_PICTURE not in names else {}
             shown = dict.fromkeys(names) | pictured | dict.fromkeys([MODIFIED, SIZE])
-            return RowFilter(self._mapped.columns({name: new or name for name, new in shown.items()}))
+            columns = self._mapped.columns({name: new or name for name, new in shown.items()})
+            return RowFilter(columns, is_mapped=True)
         rows = self.rows
         if self._has_picture is not None and HAS_PICTURE not in rows.column_names:
             rows = rows.append_column(HAS_PICTURE, pa.array(self._has_picture()))
@@ -287,6 +288,9 @@ class Snapshot:
     def has_row_files(self) -> bool:
         """Whether the publication is large enough for row files, and has an index, whose rows are in them."""
         if self._from_tables or self._models is None or self.current.index is None:
+            return False
+        schema = self._table.schema
+        if schema is None or not row_files.HIDDEN.isdisjoint(schema.names):
             return False
         return self._table.num_rows() >= row_files.MIN_ROWS
 

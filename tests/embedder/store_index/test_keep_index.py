@@ -12,6 +12,7 @@ from embedder.retrieval.store_api import open_store
 from embedder.store.layout import read_current
 from embedder.store.maintenance.compact import PartTarget, compact
 from embedder.store.publish.publish import finish_publication
+from embedder.store.tables.tables import RecordTable
 from embedder.store_index import indexed_rows as index_rows
 from embedder.store_index.build_or_update import IndexJob, make_index
 from embedder.store_index.index_versions import list_manifests, manifest_of
@@ -56,8 +57,13 @@ def worse(monkeypatch, recall: float, *names: str, but: str = "none"):
 
 def test_a_night_adds_and_masks_and_reads_no_vector_but_the_new(files, monkeypatch, said):
     read = []
-    vectors_of = IndexRows._vectors_of
-    monkeypatch.setattr(IndexRows, "_vectors_of", lambda self, path: read.append(path) or vectors_of(self, path))
+    read_vectors = RecordTable._read_vectors
+
+    def note(self, path, column, place=None):
+        read.extend([path] if column == "image_embedding" else [])
+        return read_vectors(self, path, column, place)
+
+    monkeypatch.setattr(RecordTable, "_read_vectors", note)
     run = indexed_run(files, item(3, 1), item(200), item(201), retired=["0007.jpg"])
     assert said == ["index 2: updated, 3 added, 2 masked (1 % of its rows are)"]
     assert read and all(path.startswith(f"part-{run.run_id}-") and "rewrite" not in path for path in read)
@@ -267,13 +273,13 @@ def test_queries_come_from_files_all_over_the_table_and_from_no_more_than_it_tak
     monkeypatch.setattr(index_rows, "MAX_RECALL_QUERIES", 12)
     monkeypatch.setattr(index_rows, "NUM_QUERY_FILES", 4)
     read = []
-    table_read = index_rows.RecordTable.read
+    read_vectors = RecordTable._read_vectors
 
-    def reading(self, columns, paths):
-        read.extend(paths)
-        return table_read(self, columns, paths)
+    def note(self, path, column, place=None):
+        read.append(path)
+        return read_vectors(self, path, column, place)
 
-    monkeypatch.setattr(index_rows.RecordTable, "read", reading)
+    monkeypatch.setattr(RecordTable, "_read_vectors", note)
     assert rows.queries().shape == (12, DIM)
     assert len(read) == 4
     assert len({path.split("-")[2] for path in read}) > 2, "of several nights"
