@@ -198,8 +198,9 @@ def open_index(
             f"{folder}: its vectors are of model {manifest.model_fingerprint}, the queries of {model_fingerprint}; "
             "vectors of two models can't be compared: search with that model, or embed and build again with this one"
         )
-    index = read_index(folder, manifest, map_large=True, samples=samples)
     if samples is not None:
+        index = read_index(folder, manifest, map_large=True, samples=samples)
         return Index(manifest, lambda: read_contents(folder, manifest).ids, index, read_live(folder, manifest))
     contents = read_contents(folder, manifest)
+    index = read_index(folder, manifest, map_large=True)
     return Index(manifest, lambda: contents.ids, index, contents.is_live)
