@@ -247,6 +247,26 @@ def test_purged_rows_are_in_no_file_and_all_versions_keep_the_others(marked):
     assert not [each for each in check_store(marked, deep=True).findings if each.severity == "error"]
 
 
+def test_a_purge_goes_on_where_a_vacuum_deleted_marks_of_an_older_version(marked, monkeypatch):
+    set_clock(monkeypatch, lambda: datetime.now(UTC) + timedelta(days=30), marked)
+    vacuum(marked, keep_days=7, keep_versions=1)
+    kept = [each for each in publications(marked) if each.run_id in readable(marked, publications(marked))]
+    expected = [{name: rows_at(marked, each, name) for name in TABLES} for each in kept]
+    gone = {NAMES[8], NAMES[15]}
+    for _ in range(2):
+        purge(marked, gone, no_index)
+        assert {each.run_id for each in kept} <= readable(marked, publications(marked))
+        for each, rows in zip(kept, expected, strict=True):
+            for name in TABLES:
+                assert rows_at(marked, each, name) == {
+                    key: own for key, own in rows[name].items() if key[0] not in gone
+                }
+    for info in marked.list(""):
+        if info.path.endswith(".parquet") and "_delta_log" not in info.path:
+            assert not gone & set(marked.read_table(info.path, ["item_id"]).to_pydict().get("item_id", ())), info.path
+    assert not [each for each in check_store(marked, deep=True).findings if each.severity == "error"]
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "foreign"])
 def test_a_damaged_bitmap_is_an_error_and_brings_no_row_back(marked, damage):
     name = "items"
