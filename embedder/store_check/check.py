@@ -124,7 +124,7 @@ def _look(files: StoreFiles, *, deep: bool, started: float) -> StoreCheck:
 
 @dataclass(frozen=True)
 class _ModelLook:
-    """Result for one model; `added` has the part files of all versions by table, if the log is complete."""
+    """Result for one model; `added` has the files of all versions by table, if the log is complete."""
 
     findings: tuple[Finding, ...]
     figures: ModelCounts

@@ -1,4 +1,4 @@
-"""Files that nothing needs: unfinished ones, and part files of no version and no unfinished run."""
+"""Files that nothing needs: unfinished ones, and part files and deletion vectors of no version or unfinished run."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -11,8 +11,10 @@ from embedder.store_check.findings import Finding, format_names
 from embedder.store_check.scope import Listing
 
 BUILDING = "/.building-"
-_RUN = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.parquet")
-_PART = re.compile(rf"(?:{MODELS_FOLDER}/[^/]+/)?(?:{'|'.join(TABLES)})/(?P<name>[^/]+\.parquet)")
+_RUN = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.(?:parquet|bin)")
+_TABLE = rf"(?P<folder>(?:{MODELS_FOLDER}/[^/]+/)?(?:{'|'.join(TABLES)}))"
+_PART = re.compile(rf"{_TABLE}/(?P<name>[^/]+\.parquet)")
+_VECTORS = re.compile(rf"{_TABLE}/(?P<name>part-[^/]+-marked/[^/]+\.bin)")
 
 
 def leftovers(
@@ -25,30 +27,33 @@ def leftovers(
 ) -> list[Finding]:
     """Return findings on files that nothing needs.
 
-    `added` maps the folder of each table with a complete log to the part files of any version, relative to that folder.
+    `added` maps the folder of each table with a complete log to the files of any version, relative to that folder.
     `unfinished` are ids of runs that may be continued; `option` selects the store on a command line. If a writer is at
     work (`is_writing`), files may be its own.
     """
     temporary = [path for path in listing if is_unfinished(path)]
     building = [path for path in listing if BUILDING in f"/{path}"]
-    needed = {f"{folder}/{path}" for folder, paths in added.items() for path in paths}
-    parts = [
-        path
-        for path in listing
-        if (found := _PART.fullmatch(path)) is not None
-        and path.rpartition("/")[0] in added
-        and path not in needed
-        and run_of(found["name"]) not in unfinished
-    ]
+    parts, vectors = (_list_unneeded(listing, pattern, added, unfinished) for pattern in (_PART, _VECTORS))
     whose = "they may be those of the writer at work; else " if is_writing else ""
     vacuum = f"{whose}`embedder vacuum {option}` deletes {{}}"
     built = f"{whose}the next index that is made deletes {{}}"
     kinds = (
         (temporary, "unfinished file", "a file is renamed once it is whole", vacuum),
         (parts, "part file", "each part file is of a version, or of a run that goes on", vacuum),
+        (vectors, "file of deletion vectors", "each is of a version, or of a run that goes on", vacuum),
         (building, "file of an index that was cut off", "an index is renamed once it is whole", built),
     )
     return [_finding(listing, paths, noun, rule, cure) for paths, noun, rule, cure in kinds if paths]
+
+
+def _list_unneeded(
+    listing: Listing, pattern: re.Pattern[str], added: Mapping[str, Collection[str]], unfinished: Sequence[str]
+) -> list[str]:
+    """List files of tables with a complete log that are of no version and of no unfinished run."""
+    needed = {f"{folder}/{path}" for folder, paths in added.items() for path in paths}
+    matches = (found for path in listing if (found := pattern.fullmatch(path)) is not None)
+    others = (found for found in matches if found["folder"] in added and found[0] not in needed)
+    return [found[0] for found in others if run_of(found["name"]) not in unfinished]
 
 
 def _finding(listing: Listing, paths: Sequence[str], noun: str, rule: str, cure: str) -> Finding:
@@ -61,7 +66,7 @@ def _finding(listing: Listing, paths: Sequence[str], noun: str, rule: str, cure:
 
 
 def run_of(name: str) -> str:
-    """Return the run id in the name of a part file; empty if there is none."""
+    """Return the run id in the name of a part file or of one of deletion vectors; empty if there is none."""
     found = _RUN.fullmatch(name)
     return found["run_id"] if found is not None else ""
 

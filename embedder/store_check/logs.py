@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from embedder.store.files import StoreFiles
 from embedder.store.schema import TABLES
+from embedder.store.tables.deletion_vectors import files_of
 from embedder.store.tables.delta_log import LOG_FOLDER, read_actions
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.scope import CheckedModel
@@ -18,8 +19,8 @@ RESTORE = "restore the file from a backup, or embed into a new store"
 class LogContent:
     """Content of a table's log.
 
-    `added` are the part files of any version, relative to the table's folder; `is_readable` is whether nothing is
-    missing or damaged.
+    `added` are the part files of any version and the files of their deletion vectors, relative to the table's folder;
+    `is_readable` is whether nothing is missing or damaged.
     """
 
     added: frozenset[str]
@@ -41,7 +42,7 @@ def check_log(model: CheckedModel, table: str) -> LogContent:
     added, findings = set[str](), []
     is_readable = True
     order = sorted(names)
-    contents = model.files.stream(lambda name: attempt(lambda: _list_added(model.files, f"{folder}/{name}")), order)
+    contents = model.files.stream(lambda name: attempt(lambda: _list_added(model.files, table, name)), order)
     for name, content in zip(order, contents, strict=True):
         if isinstance(content, Unreadable):
             is_readable = False
@@ -91,8 +92,8 @@ def _unpublished_versions(place: str, newest: int, published: int) -> Finding:
     )
 
 
-def _list_added(files: StoreFiles, path: str) -> set[str]:
-    actions = list(read_actions(files, path)[0])
+def _list_added(files: StoreFiles, table: str, name: str) -> set[str]:
+    actions = list(read_actions(files, f"{table}/{LOG_FOLDER}/{name}")[0])
     if not actions:
         raise ValueError("it is empty")
-    return {action["add"]["path"] for action in actions if action.get("add")}
+    return {path for action in actions if action.get("add") for path in files_of(table, action["add"])}

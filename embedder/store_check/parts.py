@@ -15,7 +15,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.part_file import PartFile
 from embedder.store.schema import with_nulls
-from embedder.store.tables.deletion_vectors import live_rows, marked_rows
+from embedder.store.tables.deletion_vectors import DeletionVectorError, live_rows, marked_rows
 from embedder.store.tables.item_rows import RECORD_KEYS, ROW_KEYS
 from embedder.store.tables.tables import RecordTable
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
@@ -76,15 +76,21 @@ class WayBack:
         """Keep the damaged model, and its part of readable earlier publications with their run ids, newest first."""
         self._model, self._earlier = model, earlier
 
-    def cure(self, table: str, paths: Sequence[str]) -> str:
-        """Return the remedy for missing or damaged part files."""
-        restore = f"restore the {'file' if len(paths) == 1 else 'files'} from a backup"
+    def cure(self, table: str, damaged: Sequence[str]) -> str:
+        """Return the remedy for missing or damaged part files, each by its path, or by the place of its vector."""
+        restore = f"restore the {'file' if len(damaged) == 1 else 'files'} from a backup"
         for run_id, version in self._earlier:
-            held = attempt(lambda: RecordTable(self._model.files, table, getattr(version, table)).paths())  # noqa: B023
-            if not isinstance(held, Unreadable) and not set(held) & set(paths):
+            held = attempt(lambda: RecordTable(self._model.files, table, getattr(version, table)).parts())  # noqa: B023
+            if not isinstance(held, Unreadable) and not _places(held).intersection(damaged):
                 command = f"embedder rollback {run_id} {self._model.files.main.option}"
                 return f"{restore}, or go back with `{command}`, and release and refresh"
         return f"{restore}, or embed into a new store"
+
+
+def _places(parts: Sequence[PartFile]) -> set[str]:
+    """Return the paths of part files, and the places of their deletion vectors: those in one file share theirs."""
+    vectors = (part.deletion_vector for part in parts)
+    return {part.path for part in parts} | {vector.value for vector in vectors if vector is not None}
 
 
 def check_table(
@@ -129,9 +135,17 @@ def _present(
     return [each for each in parts if each.path not in gone | {part.path for part in cut}]
 
 
-def _of_parts(model: CheckedModel, parts: Sequence[PartFile], what: str, rule: str, way_back: WayBack) -> Finding:
+def _of_parts(
+    model: CheckedModel,
+    parts: Sequence[PartFile],
+    what: str,
+    rule: str,
+    way_back: WayBack,
+    damaged: Sequence[str] | None = None,
+) -> Finding:
+    """Finding on part files; `damaged` is what a way back must do without, by default these files."""
     table, paths = parts[0].table, [part.path for part in parts]
-    cure = way_back.cure(table, paths)
+    cure = way_back.cure(table, paths if damaged is None else damaged)
     if len(parts) == 1:
         return Finding("error", model.place(f"{table}/{paths[0]}"), what, rule, cure)
     return Finding("error", model.place(table), f"{len(paths):,} part files {what}: {format_names(paths)}", rule, cure)
@@ -175,6 +189,7 @@ class _Faults:
     Attributes:
         fingerprint: of the model that rows must be of; None if it is unknown.
         unreadable: files that can't be read or lack rows, each with the reason.
+        damaged: their paths; for one whose deletion vector alone is damaged, the place of that.
         widths: paths of the files by the width of their vectors; more than one width breaks the rule.
         not_finite: files with vectors that have NaN or infinity.
         foreign: files with rows of another model.
@@ -182,6 +197,7 @@ class _Faults:
 
     fingerprint: str | None
     unreadable: list[tuple[PartFile, str]] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
     widths: dict[int, list[str]] = field(default_factory=dict)
     not_finite: list[PartFile] = field(default_factory=list)
     foreign: list[PartFile] = field(default_factory=list)
@@ -189,11 +205,11 @@ class _Faults:
     def add(self, part: PartFile, content: PartContent | Unreadable) -> None:
         """Judge one part file."""
         if isinstance(content, Unreadable):
-            self.unreadable.append((part, content.reason))
+            self._add_unreadable(part, content.reason, of_vector=isinstance(content.mistake, DeletionVectorError))
             return
         num_rows = content.keys.num_rows
         if num_rows != part.num_rows:
-            self.unreadable.append((part, f"it has {num_rows:,} rows, not {part.num_rows:,} as the log tells"))
+            self._add_unreadable(part, f"it has {num_rows:,} rows, not {part.num_rows:,} as the log tells")
         for width in set().union(*content.widths.values()):
             self.widths.setdefault(width, []).append(part.path)
         if content.num_not_finite:
@@ -201,12 +217,17 @@ class _Faults:
         if self.fingerprint is not None and content.models - {self.fingerprint}:
             self.foreign.append(part)
 
+    def _add_unreadable(self, part: PartFile, reason: str, *, of_vector: bool = False) -> None:
+        self.unreadable.append((part, reason))
+        vector = part.deletion_vector if of_vector else None
+        self.damaged.append(part.path if vector is None else vector.value)
+
     def findings(self, model: CheckedModel, way_back: WayBack) -> Iterator[Finding]:
         """Yield a finding for each rule that is broken."""
         if self.unreadable:
             what = f"damaged ({self.unreadable[0][1]})"
             rule = "each part file can be read, and has the rows that the log tells"
-            yield _of_parts(model, [part for part, _ in self.unreadable], what, rule, way_back)
+            yield _of_parts(model, [part for part, _ in self.unreadable], what, rule, way_back, self.damaged)
         if len(self.widths) > 1:
             told = ", ".join(f"{width} in {format_names(paths)}" for width, paths in sorted(self.widths.items()))
             rule = "all vectors of a model are of one width"

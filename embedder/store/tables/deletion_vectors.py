@@ -39,6 +39,10 @@ _UUID_DIGITS = 20
 _FILE = re.compile(r"/(items|embeddings)/part-[^/]+-marked/deletion_vector_[0-9a-f-]{36}\.bin$")
 
 
+class DeletionVectorError(StoreError):
+    """Deletion vector that is missing or damaged, so that a part file can't be read."""
+
+
 class DeletionVector(NamedTuple):
     """Place of a deletion vector by the log: `kind` is `i` (inline, in Z85), `u` or `p` (in a file).
 
@@ -151,8 +155,8 @@ def _read_stored(files: StoreFiles, path: str, vector: DeletionVector) -> bytes:
     return data
 
 
-def _damage(where: str, what: str, why: str) -> StoreError:
-    return StoreError(
+def _damage(where: str, what: str, why: str) -> DeletionVectorError:
+    return DeletionVectorError(
         f"{where}: deletion vector {what} ({why}), and without it rows that have left would come back; restore the "
         "file from a backup, or go back with `embedder rollback`"
     )

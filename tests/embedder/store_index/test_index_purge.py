@@ -1,19 +1,25 @@
 """After a purge no index file holds an item: neither its id nor its vectors, masked or not."""
 
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from itertools import count
 
 import numpy as np
-from index_stores import indexed_run, indexed_store, item
-from store_states import Killed, build_store_index, dying
+from index_stores import NO_FIRST_INDEX, indexed_run, indexed_store, item
+from store_samples import INFO
+from store_states import Killed, build_store_index, dying, set_clock
 
 from embedder.config_toml.sections import IndexConfig
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
+from embedder.store.maintenance.compact import compact
+from embedder.store.maintenance.half_precision import is_half_store
 from embedder.store.maintenance.purge.purge import Purge
 from embedder.store.maintenance.purge.purge import purge as run_purge
+from embedder.store.maintenance.purge.purge_plan import plan_purge
 from embedder.store.maintenance.rollback import rollback
+from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice, update_store_index
 
 ITEM = item(50)
@@ -94,6 +100,43 @@ def test_the_vector_of_a_caption_without_a_picture_goes_too(tmp_path):
     purge(files, ID)
     assert traces(files, words) == []
     assert len(open_store(files.address).search(np.array(ITEM["image_embedding"], np.float32), 50)) == 20
+
+
+def with_caption_in_index(folder) -> tuple[StoreFiles, dict]:
+    """Store of rounded vectors, with an index from before that kept the exact one of a caption without a picture."""
+    files, words = indexed_store(folder, number=20), item(50, image_embedding=None, modality="text")
+    indexed_run(files, words)
+    build_store_index(files)
+    compact(files, vectors="float16")
+    assert is_half_store(files, INFO.model_fingerprint)
+    return files, words
+
+
+def test_the_vector_of_a_caption_goes_though_the_table_has_it_only_in_half_precision(tmp_path, monkeypatch):
+    files, words = with_caption_in_index(tmp_path / "store")
+    set_clock(monkeypatch, lambda: datetime.now(UTC) + timedelta(days=30), files)
+    vacuum(files, keep_days=7, keep_versions=1)
+    assert traces(files, words), "so that the test can fail"
+    purge(files, ID)
+    assert traces(files, words) == []
+    assert read_current(files).index is not None
+
+
+def test_an_index_of_vectors_that_were_rounded_before_goes_too(tmp_path):
+    files, words = with_caption_in_index(tmp_path / "store")
+    build_store_index(files)
+    rounded = words | {"text_embedding": np.float16(words["text_embedding"]).tolist()}
+    assert traces(files, rounded) == [f"index/{read_current(files).index:06d}/queries.npz"]
+    purge(files, ID)
+    assert traces(files, rounded) == traces(files, words) == []
+
+
+def test_queries_that_can_not_be_read_go_and_those_of_others_stay(tmp_path):
+    files, words = indexed_store(tmp_path / "store", number=20), item(50, image_embedding=None, modality="text")
+    indexed_run(files, words, config=NO_FIRST_INDEX)
+    assert plan_purge(files, [ID]).indexes == frozenset()
+    files.write("index/000001/queries.npz", files.read("index/000001/queries.npz")[:-100])
+    assert plan_purge(files, [ID]).indexes == {"index/000001"}
 
 
 def test_an_index_that_holds_nothing_of_the_item_stays(tmp_path):

@@ -1,9 +1,13 @@
 """Search of all files of a store for some items, by kind of file."""
 
+import zlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
+from zipfile import BadZipFile
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,7 +19,7 @@ from embedder.store.layout import CURRENT_FILE, PUBLISHED_FILE, STORE_FILE
 from embedder.store.maintenance.purge.id_matcher import ItemNames
 from embedder.store.publish.query_towers import is_tower_file
 from embedder.store.publish.tombstones import PURGED_FILE
-from embedder.store.tables.arrow_tensors import unpack_vectors
+from embedder.store.tables.arrow_tensors import Array, unpack_vectors
 from embedder.store.tables.deletion_vectors import is_vector_file
 from embedder.store.tables.delta_log import LOG_FOLDER
 from embedder.store.tables.tables import RecordTable
@@ -100,7 +104,7 @@ def _read_rows(files: StoreFiles, info: FileInfo) -> pa.Table:
 
 
 def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str]) -> frozenset[bytes]:
-    """Return the vectors of the items' captions, as bytes.
+    """Return the vectors of the items' captions, as bytes of their values in half precision.
 
     `files` may be a model's view; `paths` are the embeddings' part files with the items, relative to the table's
     folder.
@@ -112,8 +116,28 @@ def caption_vectors(files: StoreFiles, ids: Collection[str], paths: Iterable[str
     for path in paths:
         rows = table.read_stored(path, ["item_id", "text_embedding"])
         vectors = rows["text_embedding"].filter(is_among(rows["item_id"], ids)).drop_null()
-        found.update(vector.tobytes() for vector in unpack_vectors(vectors))
+        found |= _half_bytes(unpack_vectors(vectors))
     return frozenset(found)
+
+
+def may_hold(content: bytes, vectors: Collection[bytes]) -> bool:
+    """Return whether the queries of an index have one of some vectors, given in half precision; damaged ones may.
+
+    An index keeps its float32 vectors when those of the table are rounded, so both are compared rounded.
+    """
+    try:
+        with np.load(BytesIO(content), allow_pickle=False) as arrays:
+            return any(
+                array.ndim == 2 and array.dtype == np.float32 and not _half_bytes(array).isdisjoint(vectors)
+                for array in arrays.values()
+            )
+    except (OSError, ValueError, EOFError, LookupError, NotImplementedError, BadZipFile, zlib.error):
+        return True
+
+
+def _half_bytes(vectors: Array) -> set[bytes]:
+    with np.errstate(over="ignore"):
+        return {vector.tobytes() for vector in vectors.astype(np.float16)}
 
 
 def is_among(ids: pa.ChunkedArray, wanted: Collection[str]) -> pa.ChunkedArray:

@@ -16,6 +16,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import VECTOR_COLUMNS, encode_part
 from embedder.store.maintenance.purge.audit import is_among
 from embedder.store.part_file import PartFile
+from embedder.store.publish.history import part_files
 from embedder.store.tables.deletion_vectors import (
     DeletionVector,
     Rows,
@@ -42,7 +43,10 @@ class BlankedPart(NamedTuple):
 
 
 def find_vectors(files: StoreFiles, table: str, paths: Collection[str]) -> Vectors:
-    """Return the deletion vectors that versions of a table have for some part files, without those that have none."""
+    """Return the deletion vectors that versions of a table have for some part files, without those that have none.
+
+    Vectors whose file a vacuum deleted are left out: the versions with them can't be read, and their actions stay.
+    """
     found: Vectors = {path: set() for path in paths}
     for log_path in _log_files(files, table):
         for action in read_actions(files, log_path)[0]:
@@ -50,7 +54,12 @@ def find_vectors(files: StoreFiles, table: str, paths: Collection[str]) -> Vecto
                 own = action.get(kind)
                 if own and own["path"] in found:
                     found[own["path"]].add(vector_of(own))
-    return {path: vectors for path, vectors in found.items() if vectors - {None}}
+    there = part_files(files, table)
+    return {
+        path: {each for each in vectors if each is None or (each.file(table) or path) in there}
+        for path, vectors in found.items()
+        if vectors - {None}
+    }
 
 
 def blank(table: RecordTable, path: str, ids: Collection[str]) -> BlankedPart:

@@ -12,7 +12,7 @@ from embedder.store.journal.journal import JournalEntry, read_entry
 from embedder.store.journal.journal_segments import is_segment, segment_lines
 from embedder.store.journal.runs import unfinished_runs
 from embedder.store.layout import INPUT_FOLDER, Current, parse_record, read_current
-from embedder.store.maintenance.purge.audit import caption_vectors, is_among, is_free_text, names_in
+from embedder.store.maintenance.purge.audit import caption_vectors, is_among, is_free_text, may_hold, names_in
 from embedder.store.maintenance.purge.id_matcher import ItemNames
 from embedder.store.maintenance.purge.unknown_ids import refuse_unknown
 from embedder.store.publish.current import model_folder, of_model
@@ -135,7 +135,6 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     infos, ids = list(files.list("")), frozenset(item_ids)
     held = _held_rows(files, infos, ids)
     names = ItemNames(ids, frozenset().union(*(rows.uris for rows in held.values())))
-    inputs = [info for info in infos if _INPUT.fullmatch(info.path)]  # pictures, left by a killed run
     named = _find_names(files, infos, names)
     purged = purged_before(files, ids)
     refuse_unknown(files, _texts_with(ids - purged - _known_ids(held, named), named), len(ids))
@@ -145,15 +144,7 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     published = needs[current.run_id] if current is not None else frozenset()
     indexes = _indexes(files, infos, names, held, named)
     publishes = current is not None and _is_behind(files, current, published, held, indexes)
-    deleted = [
-        *_index_files(infos, indexes),
-        *(unneeded_words(files, ()) if held or named else ()),  # their rows move, and they hold what captions say
-        *(info for info in infos if _ROWS.fullmatch(info.path) and (held or named)),  # searches make them again
-        *_entries(files, infos, held, named),
-        *(info for info in named if _RUN.fullmatch(info.path) and info.path.endswith(".parquet")),
-        *inputs,
-        *(rows.info for path, rows in sorted(held.items()) if path not in needed),
-    ]
+    deleted = _list_deleted(files, infos, indexes, held, named, needed)
     shown = _published_rows(files, current, [held[path] for path in published])
     return PurgePlan(
         items=tuple(_items(names.ids, shown, purged, current)),
@@ -306,11 +297,29 @@ def _indexes(
     )
     found = [info for info in named if _is_index_file(info, r"ids\.parquet|ids-\d+\.arrow")]
     for info in infos if vectors else ():
-        if _is_index_file(info, r"queries\.npz"):
-            content = files.read(info.path)  # uncompressed: it contains the bytes of the vectors
-            if any(vector in content for vector in vectors):
-                found.append(info)
+        if _is_index_file(info, r"queries\.npz") and may_hold(files.read(info.path), vectors):
+            found.append(info)
     return frozenset(info.path.rpartition("/")[0] for info in found)
+
+
+def _list_deleted(
+    files: StoreFiles,
+    infos: Sequence[FileInfo],
+    indexes: Collection[str],
+    held: Mapping[str, _HeldRows],
+    named: Named,
+    needed: Collection[str],
+) -> list[FileInfo]:
+    """List files that are useless without the items, in the order of deletion."""
+    return [
+        *_index_files(infos, indexes),
+        *(unneeded_words(files, ()) if held or named else ()),  # their rows move, and they hold what captions say
+        *(info for info in infos if _ROWS.fullmatch(info.path) and (held or named)),  # searches make them again
+        *_entries(files, infos, held, named),
+        *(info for info in named if _RUN.fullmatch(info.path) and info.path.endswith(".parquet")),
+        *(info for info in infos if _INPUT.fullmatch(info.path)),  # pictures, left by a killed run
+        *(rows.info for path, rows in sorted(held.items()) if path not in needed),
+    ]
 
 
 def _index_files(infos: Sequence[FileInfo], indexes: Collection[str]) -> list[FileInfo]:

@@ -247,6 +247,56 @@ def test_purged_rows_are_in_no_file_and_all_versions_keep_the_others(marked):
     assert not [each for each in check_store(marked, deep=True).findings if each.severity == "error"]
 
 
+def test_a_purge_goes_on_where_a_vacuum_deleted_marks_of_an_older_version(marked, monkeypatch):
+    set_clock(monkeypatch, lambda: datetime.now(UTC) + timedelta(days=30), marked)
+    vacuum(marked, keep_days=7, keep_versions=1)
+    kept = [each for each in publications(marked) if each.run_id in readable(marked, publications(marked))]
+    expected = [{name: rows_at(marked, each, name) for name in TABLES} for each in kept]
+    gone = {NAMES[8], NAMES[15]}
+    for _ in range(2):
+        purge(marked, gone, no_index)
+        assert {each.run_id for each in kept} <= readable(marked, publications(marked))
+        for each, rows in zip(kept, expected, strict=True):
+            for name in TABLES:
+                assert rows_at(marked, each, name) == {
+                    key: own for key, own in rows[name].items() if key[0] not in gone
+                }
+    for info in marked.list(""):
+        if info.path.endswith(".parquet") and "_delta_log" not in info.path:
+            assert not gone & set(marked.read_table(info.path, ["item_id"]).to_pydict().get("item_id", ())), info.path
+    assert not [each for each in check_store(marked, deep=True).findings if each.severity == "error"]
+
+
+def test_a_vector_that_a_killed_writer_left_is_told_and_those_of_versions_are_not(files):
+    publish_refresh(files, *changed("v1", *range(10)), marks=True)
+    assert not [each for each in check_store(files).findings if "nothing needs" in each.found]
+    left = "items/part-20250101T000000Z-abcd-marked/deletion_vector_9f4671cb-6222-0181-98c3-dd8584f9df9d.bin"
+    files.write(left, b"123")
+    (found,) = (each for each in check_store(files).findings if "nothing needs" in each.found)
+    assert (found.severity, found.place) == ("note", left)
+    assert found.found.startswith("1 file of deletion vectors that nothing needs, 3 bytes")
+    assert "embedder vacuum" in found.cure
+    vacuum(files)
+    assert not files.exists(left)
+
+
+def test_the_way_back_from_a_damaged_vector_is_a_version_without_it(marked):
+    past = publications(marked)
+    vector = next(part.deletion_vector for part in RecordTable(marked, "items").parts() if part.deletion_vector)
+    if (place := vector.file("items")) is None:
+        pytest.skip("it stands in the log")
+    marked.write(f"items/{place}", b"\x02")
+    (found,) = (each for each in check_store(marked).findings if each.severity == "error" and "damaged" in each.found)
+    assert f"embedder rollback {past[1].run_id} " in found.cure, "it has the part file too, with older marks"
+
+
+def test_no_way_back_leads_to_a_version_with_the_damaged_part_file_and_other_marks(marked):
+    path = RecordTable(marked, "items", publications(marked)[0].items).paths()[0]
+    marked.write(f"items/{path}", b"no Parquet")
+    cures = [each.cure for each in check_store(marked).findings if each.place == f"items/{path}"]
+    assert cures and all("embed into a new store" in cure for cure in cures)
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "foreign"])
 def test_a_damaged_bitmap_is_an_error_and_brings_no_row_back(marked, damage):
     name = "items"
