@@ -135,6 +135,16 @@ def is_laid_out(file: pa.NativeFile, columns: Collection[str]) -> bool:
     return all(_find_layout(footer, column, file.size()) is not None for column in columns if column in names)
 
 
+def split_columns(file: pa.NativeFile, columns: Collection[str]) -> list[str]:
+    """Return those of some columns that an open file has in the layout, byte by byte: values of half precision.
+
+    Raises pyarrow.ArrowInvalid if the footer is damaged.
+    """
+    footer = _parse_footer(file)
+    found = {column: _find_layout(footer, column, file.size()) for column in columns}
+    return [column for column, layout in found.items() if layout is not None and layout.encoding == STREAMS]
+
+
 def read_columns(
     file: pq.ParquetFile, source: pa.NativeFile, columns: Collection[str] | None, *, use_threads: bool = True
 ) -> pa.Table:

@@ -1,7 +1,7 @@
 """Compaction of many small part files of all models into fewer larger ones; no row changes."""
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import VECTOR_COLUMNS, rewrite_each, rewritten_name, round_rows, store_part
 from embedder.store.journal.runs import unfinished_runs
 from embedder.store.layout import Current, Published, RunInfo
-from embedder.store.maintenance.half_precision import VectorType, mark_half, models_to_round
+from embedder.store.maintenance.half_precision import VectorType, models_to_round
 from embedder.store.part_file import PartFile
 from embedder.store.publish.current import IndexChoice, begin, parts_at, publish_files, versions_of, writable
 from embedder.store.tables.models import model_files
@@ -92,7 +92,7 @@ def compact(
     The caller holds the write lock. Nothing is done if fewer than `min_saved` files, over all tables, would be saved,
     or written without the many rows that have left them. `lay_out` also rewrites each larger file whose vectors an
     earlier release has written, so that they are read fast. `vectors` changes the type in which vectors are recorded
-    from then on; for float16, all published ones are rounded where a gate allows it, else a warning says why not.
+    from then on; for float16, published ones are rounded where a gate allows it, else a warning says why not.
     `choose_index` chooses the new publication's index and makes its word index; None keeps the index and makes no word
     index. Returns the new publication, or None, and the result for each table. Raises StoreError if an unfinished run's
     work would be lost.
@@ -121,8 +121,6 @@ def compact(
         for model, (view, own) in versions_of(files, current).items()
     }
     published = publish_files(files, operation, current, wanted, choose_index or same_index)
-    for model, fingerprint in halves.items():
-        mark_half(model_files(files, model), fingerprint)
     _write_checkpoints(files, done)
     return published, done
 
@@ -143,11 +141,11 @@ def _plan(
     current: Current,
     parts: dict[str, dict[str, list[PartFile]]],
     target: PartTarget,
-    halves: Collection[str],
+    halves: Mapping[str, Sequence[str]],
     *,
     lay_out: bool,
 ) -> _Plan:
-    """Plan a compaction; of the models `halves`, all files of vectors are written anew."""
+    """Plan a compaction; the files of vectors in `halves`, by model, are written anew."""
     groups = {
         model: {name: plan_groups(of_table, target) for name, of_table in tables.items()}
         for model, tables in parts.items()
@@ -157,7 +155,9 @@ def _plan(
     for model, of_model in groups.items():
         merged = {part.path for group in of_model["embeddings"] for part in group}
         others = [part for part in parts[model]["embeddings"] if part.path not in merged]
-        if model not in halves:
+        if model in halves:
+            others = [part for part in others if part.path in halves[model]]
+        else:
             others = _not_laid_out(files, current, model, others) if lay_out else []
         of_model["embeddings"] += [[part] for part in others]
         num_renewed += len(others)

@@ -1,8 +1,8 @@
 """Vectors in half precision: what rounding would cost a store, measured on its own vectors, and who rounds.
 
 Delta has no 16-bit float, so the table's type stays `list<float>`: values are rounded and written byte by byte,
-compressed, of which two in four are nearly constant (`embedder.storage.vector_pages`). Every reader of Parquet reads
-them. What reading finds is what any user of the vectors sees: index, evaluation, exact search.
+compressed, of which two in four are nearly constant (`embedder.storage.vector_pages`). Readers that were tried
+are in docs/rollback-and-purge.md.
 """
 
 import logging
@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from embedder.quantities import plural
 from embedder.store.files import StoreFiles
+from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import MAIN, STORE_FILE, Current, StoreInfo, read_record, swap_record
 from embedder.store.publish.current import versions_of
 from embedder.store.store_info import read_store_info, served_info
-from embedder.store.tables.arrow_tensors import is_half
+from embedder.store.tables.arrow_tensors import is_half, round_vectors
 from embedder.store.tables.tables import RecordTable
 
 LOG = logging.getLogger(__name__)
@@ -28,17 +30,16 @@ K = 10
 MAX_CANDIDATES, MAX_QUERIES, QUERIES_AT_ONCE = 50_000, 2000, 64
 NUM_FILES = 32
 MAX_LOST_NEIGHBOURS, MAX_LOST_RECALL = 0.005, 0.001
-"""Shares that rounding may cost: of the ten nearest of a query, and of R@10.
-
-The index itself stays, so its recall can move by no more than the first.
-"""
+"""Shares that rounding may cost, on the sample: of the ten nearest of a query, and of R@10."""
+TIE = 1e-6
+"""Difference of scores of unit vectors that says nothing: float32 errs by a few 1e-7, by the order of the rows."""
 HALF_SHARE = 0.44
 """Bytes of rounded vectors, compressed, over those of float32 (docs/decisions.md)."""
 
 
 @dataclass(frozen=True)
 class RoundingLoss:
-    """What rounding would cost: shares of the ten nearest that others take the place of, and of R@10."""
+    """What rounding would cost the sample: shares of the ten nearest that lower ones replace, and of R@10."""
 
     lost_neighbours: float
     lost_recall: float | None  # None without captions
@@ -52,9 +53,9 @@ class RoundingLoss:
             return "some values are beyond the range of half precision, 65,504"
         if self.lost_neighbours > MAX_LOST_NEIGHBOURS:
             found = (
-                f"{100 * self.lost_neighbours:.2f} % of the ten nearest of {self.num_queries:,} queries would change"
+                f"{100 * self.lost_neighbours:.2f} % of the ten nearest of {self.num_queries:,} queries would be lost"
             )
-            return f"{found}, {100 * MAX_LOST_NEIGHBOURS:g} % at most may"
+            return f"{found}, {100 * MAX_LOST_NEIGHBOURS:g} % at most may be"
         if self.lost_recall is not None and self.lost_recall > MAX_LOST_RECALL:
             return f"R@10 would fall by {self.lost_recall:.4f}, {MAX_LOST_RECALL:g} at most is allowed"
         return None
@@ -72,28 +73,46 @@ def mark_half(files: StoreFiles, fingerprint: str | None) -> None:
     swap_record(files, STORE_FILE, StoreInfo, lambda info: None if info is None else info.model_copy(update=update))
 
 
-def models_to_round(files: StoreFiles, current: Current, wanted: VectorType | None) -> dict[str, str]:
-    """Return the models whose published vectors are to be rounded, with their fingerprints; empty is the main one.
+def models_to_round(files: StoreFiles, current: Current, wanted: VectorType | None) -> dict[str, list[str]]:
+    """Return the part files whose vectors are to be rounded, by model; empty is the main one.
 
-    For float32, later runs no longer round; what was rounded stays so. Logs why a model's vectors can't be rounded.
+    Notes their models before anything is rounded: if the caller is killed, the next compaction finds what is left. For
+    float32, later runs no longer round; what was rounded stays so. Logs why a model's vectors can't be rounded.
     """
     found = {}
-    for model, (files_of_model, own) in versions_of(files, current).items() if wanted else ():
-        fingerprint = served_info(read_store_info(files_of_model), own).model_fingerprint
-        is_marked = is_half_store(files_of_model, fingerprint)
+    for model, (view, own) in versions_of(files, current).items() if wanted else ():
+        fingerprint = served_info(read_store_info(view), own).model_fingerprint
+        is_marked = is_half_store(view, fingerprint)
         if wanted == "float32" and is_marked:
-            mark_half(files_of_model, None)
+            mark_half(view, None)
             LOG.warning(f"store {files.address}: new vectors are recorded in float32; those that were rounded stay so")
-        if wanted == "float32" or is_marked or own.has_vectors is False:
+        if wanted == "float32" or own.has_vectors is False:
             continue
-        loss = measure_loss(files_of_model, own)
+        table = RecordTable(view, "embeddings", own.embeddings)
+        paths = _unrounded_files(table) if is_marked else table.paths()
+        loss = measure_loss(view, own) if paths else None
         if loss is None:
             continue
         if loss.refusal is None:
-            found[model] = fingerprint
+            found[model] = paths
+            mark_half(view, fingerprint)
         else:
-            LOG.warning(f'{model or MAIN}: vectors = "float16": they stay in float32, as {loss.refusal}')
+            LOG.warning(f'{model or MAIN}: vectors = "float16": those in float32 stay so, as {loss.refusal}')
+            if is_marked:
+                mark_half(view, None)
     return found
+
+
+def _unrounded_files(table: RecordTable) -> list[str]:
+    """Return the files with vectors that rounding would change: those of a rollback, say. Few are read for that."""
+
+    def is_unrounded(path: str) -> bool:
+        split = table.split_columns(path, VECTOR_COLUMNS)
+        own = table.read([name for name in VECTOR_COLUMNS if name not in split], [path])
+        return any(not is_half(column) and is_half(round_vectors(column)) for column in own.columns)
+
+    paths = table.paths()
+    return [path for path, is_found in zip(paths, table.files.each(is_unrounded, paths), strict=True) if is_found]
 
 
 def measure_loss(files: StoreFiles, current: Current) -> RoundingLoss | None:
@@ -111,23 +130,26 @@ def measure_loss(files: StoreFiles, current: Current) -> RoundingLoss | None:
         rounded, asked = (each.astype(np.float16).astype(np.float32) for each in (vectors, queries))
     if not np.isfinite(rounded).all() or not np.isfinite(asked).all():
         return RoundingLoss(1.0, None, len(queries), in_range=False)
+    k, length = min(K, len(vectors)), float(np.linalg.norm(vectors, axis=1).mean())
     lost, hits = 0, np.zeros(2)
     for start in range(0, len(queries), QUERIES_AT_ONCE):
-        stop = start + QUERIES_AT_ONCE
-        before, after = _nearest(queries[start:stop], vectors), _nearest(asked[start:stop], rounded)
-        lost += sum(len(np.setdiff1d(a, b)) for a, b in zip(before, after, strict=True))
+        part = slice(start, start + QUERIES_AT_ONCE)
+        exact, rough = queries[part] @ vectors.T, asked[part] @ rounded.T
+        tie = TIE * length * np.linalg.norm(queries[part], axis=1, keepdims=True)
+        nearest = np.argpartition(-rough, k - 1, axis=1)[:, :k]
+        lost += int((np.take_along_axis(exact, nearest, axis=1) < _last_of(exact, k) - tie).sum())
         if has_captions:
-            hits += [(rows == right[start:stop, None]).any(axis=1).sum() for rows in (before, after)]
+            hits += [
+                (np.take_along_axis(scores, right[part, None], axis=1) >= _last_of(scores, k) - tie).sum()
+                for scores in (exact, rough)
+            ]
     lost_recall = float(hits[0] - hits[1]) / len(queries) if has_captions else None
-    return RoundingLoss(lost / (len(queries) * min(K, len(vectors))), lost_recall, len(queries), in_range=True)
+    return RoundingLoss(lost / (len(queries) * k), lost_recall, len(queries), in_range=True)
 
 
-def _nearest(queries: Floats, vectors: Floats) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the rows of the ten nearest by inner product, in no order; int64 (Q, 10), of fewer vectors all."""
-    scores = queries @ vectors.T
-    if len(vectors) <= K:
-        return np.tile(np.arange(len(vectors)), (len(queries), 1))
-    return np.argpartition(-scores, K - 1, axis=1)[:, :K]
+def _last_of(scores: Floats, k: int) -> Floats:
+    """Return the k-th highest score of each query: (Q, 1). Scores are compared, as rows that tie are in no order."""
+    return np.partition(scores, -k, axis=1)[:, -k, None]
 
 
 def _sample(table: RecordTable, column: str) -> "tuple[Floats, Floats, np.ndarray[Any, np.dtype[np.int64]]]":
@@ -164,7 +186,7 @@ def describe_saving(files: StoreFiles, current: Current) -> str:
     first = table.read(["image_embedding", "text_embedding"], paths[:1])
     sizes = [column.nbytes for column in first.columns]
     if all(is_half(column) for column in first.columns):
-        return "float16: rounded to half precision"
+        return f"float16, by the first of {plural(len(paths), 'part file')}"
     num_bytes = sum(sizes) / max(first.num_rows, 1) * table.num_rows()
     saved = (1 - HALF_SHARE) * num_bytes
     return f'float32, about {num_bytes / 1e9:.2f} GB; `vectors = "float16"` would save about {saved / 1e9:.2f} GB'

@@ -31,6 +31,7 @@ from embedder.store.layout import (
     read_current,
     read_record,
     run_file,
+    swap_record,
     write_record,
 )
 from embedder.store.publish.current import model_folder, of_model, publish_current
@@ -200,9 +201,19 @@ def _carry_out(
     record = publish_current(files, current, intent.kind, ends_hold=intent.ends_hold, doomed=doomed)
     for work in works[1:]:
         if work.intent.info is not None:
-            write_record(work.files, STORE_FILE, work.intent.info)
+            _record_model(work.files, work.intent.info)
     delete_listed(files)
     return record
+
+
+def _record_model(view: StoreFiles, info: StoreInfo) -> None:
+    """Note a further model in its store.json, which alone knows whose vectors are rounded."""
+    swap_record(
+        view,
+        STORE_FILE,
+        StoreInfo,
+        lambda found: info if found is None else info.model_copy(update={"half_of": found.half_of}),
+    )
 
 
 def _read_decision(

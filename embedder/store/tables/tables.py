@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.errors import StoreError
-from embedder.storage.vector_pages import Floats, Place, VectorColumn, is_laid_out
+from embedder.storage.vector_pages import Floats, Place, VectorColumn, is_laid_out, split_columns
 from embedder.store.files import StoreFiles
 from embedder.store.part_file import PartFile
 from embedder.store.schema import TABLES, with_nulls
@@ -236,6 +236,11 @@ class RecordTable:
         """Return whether a file has vectors in pages that are read as they lie; StoreError if it is damaged."""
         with self._named_errors(path), self.files.open(f"{self.name}/{path}") as file:
             return is_laid_out(file, columns)
+
+    def split_columns(self, path: str, columns: Collection[str]) -> list[str]:
+        """Return those of some columns that a file has byte by byte; StoreError if it is damaged."""
+        with self._named_errors(path), self.files.open(f"{self.name}/{path}") as file:
+            return split_columns(file, columns)
 
     def check_schema(self, schema: pa.Schema) -> None:
         """Raise StoreError if the columns differ from the table's."""

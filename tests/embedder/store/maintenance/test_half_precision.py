@@ -1,7 +1,9 @@
 """Vectors in half precision: rounded where a gate allows it, and nothing else of the store changes."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 
 import duckdb
 import numpy as np
@@ -15,12 +17,13 @@ from embedding_runs import embedded
 from index_stores import indexed_run, unit
 from refresh_runs import refreshed
 from store_samples import INFO, begin, row, table
-from store_states import new_store, no_index, rows_at, rows_now, vectors_now
+from store_states import Killed, dying, new_store, no_index, rows_at, rows_now, vectors_now
+from two_models import OTHER, TwoModels, view_of
 
 from embedder.retrieval.store_api import open_store
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import STORE_FILE, StoreInfo, read_current, read_record
-from embedder.store.maintenance.compact import compact
+from embedder.store.maintenance.compact import PartTarget, compact
 from embedder.store.maintenance.half_precision import (
     MAX_LOST_NEIGHBOURS,
     describe_saving,
@@ -122,7 +125,7 @@ def test_search_finds_the_same_rows_by_nearly_the_same_scores(files):
 def test_vectors_that_rounding_would_mix_up_stay_as_they_are(tmp_path, caplog):
     files, rng = new_store(tmp_path / "store"), np.random.default_rng(0)
     base = rng.standard_normal(DIM)
-    near = [unit(base + 1e-4 * rng.standard_normal(DIM)) for _ in range(NUM)]
+    near = [unit(base + 1e-2 * rng.standard_normal(DIM)) for _ in range(NUM)]
     indexed_run(files, *(row(f"{place:04d}.jpg", image_embedding=each.tolist()) for place, each in enumerate(near)))
     loss = measure_loss(files, read_current(files))
     assert loss.lost_neighbours > MAX_LOST_NEIGHBOURS
@@ -130,7 +133,58 @@ def test_vectors_that_rounding_would_mix_up_stay_as_they_are(tmp_path, caplog):
     compact(files, vectors="float16")
     assert vectors_now(files) == before
     assert not is_half_store(files, INFO.model_fingerprint)
-    assert "they stay in float32, as" in caplog.text and "of the ten nearest" in caplog.text
+    assert "those in float32 stay so, as" in caplog.text and "of the ten nearest" in caplog.text
+
+
+def test_duplicates_are_no_lost_neighbours(tmp_path):
+    files = new_store(tmp_path / "store")
+    rows = [item(number % 20) | {"item_id": f"{number:04d}.jpg"} for number in range(NUM)]
+    indexed_run(files, *rows)
+    loss = measure_loss(files, read_current(files))
+    assert loss.refusal is None and loss.lost_neighbours == 0 and loss.lost_recall == 0
+
+
+def test_after_a_rollback_compaction_rounds_what_came_back_in_float32(files):
+    first = read_current(files)
+    compact(files, vectors="float16")
+    rollback(files, first.run_id, no_index)
+    assert compact(files, vectors="float16")[0] is not None
+    assert vectors_now(files)["0007.jpg"] == rounded(item(7)[COLUMN])
+    assert compact(files, vectors="float16")[0] is None
+
+
+def test_only_the_files_in_float32_are_rounded_later(files):
+    compact(files, vectors="float16")
+    indexed_run(files, *(item(number) for number in range(NUM, 2 * NUM)))
+    before = set(RecordTable(files, "embeddings").paths())
+    compact(files, PartTarget(num_rows=1), vectors="float16")
+    assert len(before & set(RecordTable(files, "embeddings").paths())) == 1
+    assert vectors_now(files)["0700.jpg"] == rounded(item(700)[COLUMN])
+
+
+def test_a_compaction_that_is_killed_leaves_no_rounded_vectors_without_the_mark(files, monkeypatch):
+    exact, num_marked = vectors_now(files), 0
+    for number in count():
+        with dying(monkeypatch, number), suppress(Killed):
+            compact(files, vectors="float16")
+            break
+        is_marked = is_half_store(files, INFO.model_fingerprint)
+        assert is_marked or vectors_now(files) == exact
+        num_marked += is_marked
+    assert num_marked > 1
+    assert vectors_now(files)["0007.jpg"] == rounded(item(7)[COLUMN])
+
+
+def test_a_publication_keeps_whose_vectors_of_a_further_model_are_rounded(tmp_path):
+    files = new_store(tmp_path / "store")
+    for night in range(2):
+        session = TwoModels(files)
+        session.write(*(item(number, night) for number in range(20)))
+        session.end()
+        if not night:
+            compact(files, vectors="float16")
+        for view, info in ((files, INFO), (view_of(files), OTHER)):
+            assert is_half_store(view, info.model_fingerprint)
 
 
 def test_float32_ends_the_rounding_of_new_vectors(files, caplog):
@@ -146,7 +200,7 @@ def test_float32_ends_the_rounding_of_new_vectors(files, caplog):
 def test_the_saving_is_told_before_and_the_precision_after(files):
     assert 'float32, about 0.00 GB; `vectors = "float16"` would save' in describe_saving(files, read_current(files))
     compact(files, vectors="float16")
-    assert describe_saving(files, read_current(files)) == "float16: rounded to half precision"
+    assert describe_saving(files, read_current(files)) == "float16, by the first of 1 part file"
 
 
 def test_a_column_beyond_the_range_of_half_precision_is_not_rounded():
