@@ -1,10 +1,11 @@
 """Entry points that take a run's configuration without a run: each passes on the keys that its work needs."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from embedder.config import RunConfig, with_fast_start
-from embedder.errors import check_argument
+from embedder.errors import StoreError, check_argument
 from embedder.executors.cluster_address import find_cluster
 from embedder.planning.plan_options import PlanOptions
 from embedder.store.files import StoreFiles
@@ -72,6 +73,6 @@ def build_index(
         wanted = wanted.model_copy(update={"max_drop": 1.0})
     address = find_cluster(config.ray_address, config.engine)
     made = build_published_index(store, wanted, address, model=model, kind=kind, measure_all=measure_all)
-    with write_lock(store):
+    with suppress(StoreError), write_lock(store):  # another process has taken it, and searches make their own
         keep_row_files(store)
     return made

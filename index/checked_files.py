@@ -31,10 +31,13 @@ def hash_samples(path: Path) -> str:
 
 
 def check_hashes(folder: Path, sha256: Mapping[str, str], names: Iterable[str]) -> None:
-    """Read files of a folder whole; raises a RetrievalError at the first whose hash is not that of `sha256`."""
+    """Read files of a folder whole; raises a RetrievalError at the first whose hash is not that of `sha256`.
+
+    OSError if one can't be read: it may have been deleted since it was opened.
+    """
     for name in names:
-        with _open(folder / name) as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        with (folder / name).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256[name]:
             raise _altered_error(folder / name, found, sha256[name])
 

@@ -37,6 +37,7 @@ from embedder.config import RunConfig
 from embedder.executors.job import store_info
 from embedder.models.model_folder import open_model
 from embedder.retrieval.store_api import open_store
+from embedder.storage.object_ranges import PIECE_BYTES
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.schema import TABLES
@@ -204,7 +205,7 @@ def table_files(store: str) -> dict[Path, int]:
 
 
 def time_bucket(store: str, num_rows: str, dim: str, bucket: str) -> dict:
-    """Publish rows to a bucket; read their part files as they are and their vectors, in turns."""
+    """Publish rows to a bucket; read their part files by bare ranges, as large as the product's, and their vectors."""
     files = StoreFiles(f"{bucket}/{Path(store).parent.name}")
     info = read_store_info(StoreFiles(store))
     publish_rows(files, info, [rows_of(np.arange(min(int(num_rows), BUCKET_ROWS)), int(dim))])
@@ -213,7 +214,9 @@ def time_bucket(store: str, num_rows: str, dim: str, bucket: str) -> dict:
     for _ in range(1 + ROUNDS):
         began_s = time.perf_counter()
         for path in paths:
-            files.read(path)
+            with files.open(path) as file:
+                while file.read(PIECE_BYTES):
+                    pass
         bare_s, began_s = time.perf_counter() - began_s, time.perf_counter()
         read_vectors(files)
         turns.append((bare_s, time.perf_counter() - began_s))

@@ -111,11 +111,13 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
         plan = _purge_plan(StoreFiles(config.required_store), item_ids)
         if not plan.finds_nothing:
             _confirm(_plan_lines(plan))  # without the lock: an answer may take hours
-    with write_access(config, commits="embedder purge") as files:
-        done = run_purge(files, item_ids, index_choice(files, config.index, reuse=False))
-        if (current := read_current(files)) is not None:
-            ensure_words(files, current.embeddings, config.index, may_update=False)
-    drop_copies()
+    try:
+        with write_access(config, commits="embedder purge") as files:
+            done = run_purge(files, item_ids, index_choice(files, config.index, reuse=False))
+            if (current := read_current(files)) is not None:
+                ensure_words(files, current.embeddings, config.index, may_update=False)
+    finally:
+        drop_copies()
     published = done.published.model_dump() if done.published else None
     data = _plan_data(done.plan) | {"published": published, "unreadable": done.unreadable, "scan": asdict(done.scan)}
     return Result({"dry_run": False, **data}, _describe_purge(files, done))

@@ -108,9 +108,9 @@ class _Publisher:
         )
         if record is None:
             return
-        keep_row_files(inputs.files)
         for each, batch in published:
             each.work.note_published(batch)
+        keep_row_files(inputs.files)
         LOG.info(
             f"published so far as {record.run_id}: {plural(record.num_items, 'item')}, "
             f"{plural(record.num_vectors, 'vector')}; the run goes on"

@@ -276,9 +276,13 @@ def encode_repeated(rows: pa.Table, names: Collection[str] | None = None) -> pa.
     """
     for position, (name, column) in enumerate(zip(rows.column_names, rows.columns, strict=True)):
         if pa.types.is_string(column.type) and (names is None or name in names):
-            sample = column.slice(0, SAMPLE_ROWS)
+            step = max(1, len(column) // SAMPLE_ROWS)
+            sample = column.take(pa.array(np.arange(0, len(column), step))) if step > 1 else column
             if len(pc.unique(sample)) * MIN_REPEATS <= len(sample):
-                rows = rows.set_column(position, name, column.dictionary_encode())
+                encoded = column.dictionary_encode()
+                num_values = max((len(chunk.dictionary) for chunk in encoded.chunks), default=0)
+                if num_values * MIN_REPEATS <= len(column):
+                    rows = rows.set_column(position, name, encoded)
     return rows
 
 

@@ -30,8 +30,9 @@ from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.files import StoreFiles
 from embedder.store.tables.arrow_lookup import positions as places_of
 from embedder.store.tables.arrow_lookup import take_or_null
+from embedder.store.tables.row_folders import ROWS_FOLDER
 from embedder.store_index.index_versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies, fetched_copy
-from index.atomic_folder import hash_files, whole_folder
+from index.atomic_folder import hash_files, sweep_leftovers, whole_folder
 from index.checked_files import check_hashes, hash_samples
 from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
@@ -210,6 +211,10 @@ class MappedItemRows:
         return others
 
 
+class DamagedCopyError(RetrievalError):
+    """A copy of a store's files in this machine's cache was altered, and is deleted."""
+
+
 Make = Callable[[Path], None]
 """Writes row files into an empty folder."""
 
@@ -229,17 +234,33 @@ def open_row_files(files: StoreFiles, path: str, content: object, make: Make) ->
     for _ in range(2):
         try:
             if not folder.is_dir():
-                with whole_folder(folder) as stage:
-                    make(stage)
-                drop_copies(MAX_KEPT_COPIES)
+                _make_copy(folder, make)
             mark_used(folder)
-            return RowFiles(folder)
-        except RetrievalError:
-            shutil.rmtree(folder, ignore_errors=True)  # damaged, or another process made it at the same time
-        except OSError as error:
+            found = _open_or_drop(folder)
+        except (RetrievalError, OSError) as error:
             LOG.info(f"the rows of a search can't be kept in {folder.parent}: {error}")
             return None
+        if found is not None:
+            return found
     return None
+
+
+def _make_copy(folder: Path, make: Make) -> None:
+    try:
+        with whole_folder(folder) as stage:
+            make(stage)
+    except RetrievalError:
+        if not folder.is_dir():
+            raise  # else another process has made it at the same time
+    drop_copies(MAX_KEPT_COPIES)
+
+
+def _open_or_drop(folder: Path) -> RowFiles | None:
+    try:
+        return RowFiles(folder)
+    except RetrievalError:
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
 
 
 def _local_folder(files: StoreFiles, path: str) -> Path:
@@ -258,10 +279,12 @@ def _local_folder(files: StoreFiles, path: str) -> Path:
 
 def add_row_files(files: StoreFiles, path: str, make: Make) -> None:
     """Write row files into a store, the manifest last, unless they are there; OSError or StoreError if it can't."""
-    if files.exists(f"{path}/{MANIFEST_NAME}"):
+    has_manifest = files.exists(f"{path}/{MANIFEST_NAME}")
+    if has_manifest and (files.folder is None or _open_or_drop(files.folder / path) is not None):
         return
     files.confirm_lease()
     if files.folder is not None:
+        sweep_leftovers(files.folder / ROWS_FOLDER)
         shutil.rmtree(files.folder / path, ignore_errors=True)  # without a manifest
         with whole_folder(files.folder / path) as folder:
             make(folder)
@@ -274,6 +297,17 @@ def add_row_files(files: StoreFiles, path: str, make: Make) -> None:
 
 
 def check_files(found: RowFiles, index_folder: Path, index_hashes: Mapping[str, str]) -> None:
-    """Compare the whole hashes of the row files and of an index's files; raises a RetrievalError if one differs."""
-    check_hashes(found.folder, found.manifest.sha256, NAMES)
-    check_hashes(index_folder, index_hashes, found.manifest.index_samples)
+    """Compare the whole hashes of the row files and of an index's files.
+
+    Raises a RetrievalError if one differs; of a copy in this machine's cache, which is deleted, a `DamagedCopyError`.
+    OSError if a file can't be read, which says nothing about it.
+    """
+    checks = ((found.folder, found.manifest.sha256, NAMES), (index_folder, index_hashes, found.manifest.index_samples))
+    for folder, hashes, names in checks:
+        try:
+            check_hashes(folder, hashes, names)
+        except RetrievalError as error:
+            if not folder.is_relative_to(cache_folder(COPIES_FOLDER)):
+                raise
+            shutil.rmtree(folder, ignore_errors=True)
+            raise DamagedCopyError(f"{error}; this copy was deleted, so the next search makes another") from None

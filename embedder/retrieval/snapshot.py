@@ -1,5 +1,6 @@
 """Data of one publication for searches: each part is read on first use and kept for the next queries."""
 
+import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -49,6 +50,8 @@ from index.vectors import Among, Floats, Mask, Rows
 
 if TYPE_CHECKING:
     from index.search import Index
+
+LOG = logging.getLogger(__name__)
 
 SAMPLE_ROWS = 1000  # of vectors, enough to know the deviation of scores to a few per cent
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, besides carryover
@@ -247,7 +250,10 @@ class FileCheck:
         try:
             self._check()
         except RetrievalError as error:
+            LOG.error(str(error))
             self.problem = error
+        except OSError as error:  # deleted meanwhile, or too many files are open: that is no damage
+            LOG.info(f"the whole hashes of a publication's files can't be checked: {error}")
 
 
 def without_dictionaries(rows: pa.Table) -> pa.Table:
@@ -281,7 +287,8 @@ class Snapshot:
         """Row files of this publication; None if it is small, has no index, or can have none here."""
         if not self.has_row_files:
             return None
-        content = [[part.path, part.size_bytes] for part in self._table.parts()]
+        tables = (self._table, RecordTable(self.files, "items", self.current.items))
+        content = [[*part.key, part.size_bytes] for table in tables for part in table.parts()]
         return open_row_files(self.files, self.row_files_path, content, self.write_row_files)
 
     @property
@@ -330,6 +337,7 @@ class Snapshot:
             ids = self._table.read(["item_id", "segment"]).filter(pa.array(found.present))
             return ExactIndex(ids.combine_chunks(), found.values)
         samples = None if self.mapped is None else self.mapped.manifest.index_samples
+        _ = self.check
         return open_version(self.files, self.current.index, self.info.model_fingerprint, samples)
 
     @locked_cached_property

@@ -16,7 +16,7 @@ from embedder.encoders.encode_queries import AnyQueryEncoder, BaseQueryEncoder
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.encoders.query_tower_export import preprocessing_of
 from embedder.encoders.servable_encoder import DATA_ALONE, CodeSources, open_servable_encoder, open_towers
-from embedder.errors import StoreError, check_argument
+from embedder.errors import EmbedderError, RunFailedError, StoreError, check_argument
 from embedder.models.model_folder import Model, open_model
 from embedder.retrieval.hits import Hits, Searchable
 from embedder.retrieval.model_columns import ModelColumns
@@ -26,6 +26,7 @@ from embedder.retrieval.snapshot import Snapshot
 from embedder.retrieval.snapshot_search import Searcher
 from embedder.store.files import StoreFiles
 from embedder.store.layout import MAIN, Current, Published, is_model_name, read_current
+from embedder.store.lock import LeaseLostError
 from embedder.store.publish.history import check_readable, find_publication
 from embedder.store.publish.query_towers import find_towers, has_towers
 from embedder.store.store_info import differing, read_published, read_store_info, served_info
@@ -318,14 +319,16 @@ def keep_row_files(files: StoreFiles) -> None:
     """
     current = read_current(files)
     for name in () if current is None else ("", *current.models):
-        store = Store(files.main, name or MAIN, publication=current)
-        if store.current.index is None or store.current.has_vectors is False:
-            continue
         try:
+            store = Store(files.main, name or MAIN, publication=current)
+            if store.current.index is None or store.current.has_vectors is False:
+                continue
             snapshot = store.searcher.snapshot
             if snapshot.has_row_files:
                 add_row_files(snapshot.files, snapshot.row_files_path, snapshot.write_row_files)
-        except (StoreError, RetrievalError, OSError) as error:
+        except LeaseLostError:
+            raise
+        except (EmbedderError, RunFailedError, RetrievalError, OSError, pa.ArrowException) as error:
             LOG.warning(f"store {files.address}: searches make their own row files, as none could be written: {error}")
 
 

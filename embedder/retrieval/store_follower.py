@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from embedder.encoders.servable_encoder import DATA_ALONE, CodeSources
 from embedder.errors import StoreError, check_argument
+from embedder.retrieval.row_files import DamagedCopyError
 from embedder.retrieval.store_api import Store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
@@ -107,7 +108,8 @@ class FollowingStore:
         with self._looking:
             try:
                 if self._altered is None and (damage := self.snapshot.find_damage()) is not None:
-                    return self._go_back(damage)
+                    is_copy = isinstance(damage, DamagedCopyError)
+                    return self._make_copy_anew(damage) if is_copy else self._go_back(damage)
                 newer = self._open_newer()
             except Exception as error:  # noqa: BLE001  # after any error of the new one, the old one is still served
                 is_known = self.last_error is not None and str(self.last_error) == str(error)
@@ -120,6 +122,14 @@ class FollowingStore:
                 return False  # what is published was altered, and `last_error` says so
             self.last_error, self._num_failures, self._altered = None, 0, None
             return newer is not None and self._serve(newer)
+
+    def _make_copy_anew(self, damage: RetrievalError) -> bool:
+        """Serve the same publication from other copies of its files; returns true."""
+        if self._on_error is not None:
+            self._on_error(damage)
+        same = Store(self._files, self._model, code=self._code, publication=self.snapshot.publication)
+        same.prepare(self.snapshot)
+        return self._serve(same)
 
     def _go_back(self, damage: RetrievalError) -> bool:
         """Serve the publication before; returns true."""
@@ -156,11 +166,10 @@ class FollowingStore:
         held = current.model_copy(update={"hold": self.snapshot.publication.hold})
         if held == self.snapshot.publication:  # releasing a hold changes no row
             return None
-        if self._altered is not None and current.model_copy(update={"hold": self._altered.hold}) == self._altered:
+        if self._altered is not None and _versions(current) == _versions(self._altered):
             return None
         newer = Store(self._files, self._model, code=self._code)
         newer.prepare(self.snapshot)
-        newer.find_damage()  # which begins the check
         return newer
 
     def _open_before(self, damage: RetrievalError) -> Store:
@@ -168,13 +177,20 @@ class FollowingStore:
         self._altered = self.snapshot.publication
         previous = self._altered.previous
         try:
-            if previous is None:
+            if previous is None or self._altered.restores is not None:  # a rollback has taken back the one before
                 raise damage
             before = Store(self._files, self._model, previous, code=self._code)
+            if before.current.index is None:  # deleted by a vacuum: all its vectors would be read
+                raise damage
             before.prepare(self.snapshot)
         except (StoreError, RetrievalError):
             raise damage from None
         return before
+
+
+def _versions(current: Current) -> list[object]:
+    """Return the versions of tables and indexes of a publication, for each model."""
+    return [(each.run_id, each.embeddings, each.items, each.index) for each in (current, *current.models.values())]
 
 
 def _poll(following: "weakref.ref[FollowingStore]", closed: Event, wait_s: float) -> None:

@@ -92,10 +92,9 @@ def compact(
     The caller holds the write lock. Nothing is done if fewer than `min_saved` files, over all tables, would be saved,
     or written without the many rows that have left them. `lay_out` also rewrites each larger file whose vectors an
     earlier release has written, so that they are read fast. `vectors` changes the type in which vectors are recorded
-    from then on; for float16, published ones are rounded where a gate allows it, else a warning says why not.
-    `choose_index` chooses the new publication's index and makes its word index; None keeps the index and makes no word
-    index. Returns the new publication, or None, and the result for each table. Raises StoreError if an unfinished run's
-    work would be lost.
+    from then on; for float16, published ones are rounded where a gate allows it. `choose_index` chooses the index and
+    makes its word index; None keeps the index and makes no word index. Returns the new publication, or None, and the
+    result for each table. Raises StoreError if an unfinished run's work would be lost.
     """
     current = writable(files)
     parts = parts_at(files, current)
@@ -110,14 +109,10 @@ def compact(
     if num_saved + plan.num_folded < min_saved and not plan.num_renewed and not halves:
         return None, done
     _refuse_unfinished_runs(files)
-    marked = f", {plan.num_folded:,} written without rows that have left" if plan.num_folded else ""
-    LOG.info(f"compacting: {plural(num_saved, 'part file')} fewer{marked}")
+    _log_plan(num_saved, plan.num_folded)
     operation = begin(files, "compaction", current)
     wanted = {
-        model: {
-            name: _merge(view, operation, own, name, each, plan.groups[model][name], is_half=model in halves)
-            for name, each in parts[model].items()
-        }
+        model: _merge_model(view, operation, own, parts[model], plan.groups[model], is_half=model in halves)
         for model, (view, own) in versions_of(files, current).items()
     }
     published = publish_files(files, operation, current, wanted, choose_index or same_index)
@@ -201,6 +196,18 @@ def _compaction(model: str, name: str, parts: list[PartFile], groups: list[list[
         num_files_after=len(parts) - len(rewritten) + len(groups),
         bytes_rewritten=sum(part.size_bytes for part in rewritten),
     )
+
+
+def _log_plan(num_saved: int, num_folded: int) -> None:
+    marked = f", {num_folded:,} written without rows that have left" if num_folded else ""
+    LOG.info(f"compacting: {plural(num_saved, 'part file')} fewer{marked}")
+
+
+def _merge_model(
+    view: StoreFiles, run: RunInfo, own: Current, parts: Mapping[str, list[PartFile]],
+    groups: Mapping[str, list[list[PartFile]]], *, is_half: bool,
+) -> dict[str, list[PartFile]]:  # fmt: skip
+    return {name: _merge(view, run, own, name, each, groups[name], is_half=is_half) for name, each in parts.items()}
 
 
 def _merge(

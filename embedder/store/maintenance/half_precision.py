@@ -130,21 +130,28 @@ def measure_loss(files: StoreFiles, current: Current) -> RoundingLoss | None:
         rounded, asked = (each.astype(np.float16).astype(np.float32) for each in (vectors, queries))
     if not np.isfinite(rounded).all() or not np.isfinite(asked).all():
         return RoundingLoss(1.0, None, len(queries), in_range=False)
-    k, length = min(K, len(vectors)), float(np.linalg.norm(vectors, axis=1).mean())
+    return _compare((queries, asked), (vectors, rounded), right if has_captions else None)
+
+
+def _compare(
+    queries: tuple[Floats, Floats], vectors: tuple[Floats, Floats], right: "np.ndarray[Any, np.dtype[np.int64]] | None"
+) -> RoundingLoss:
+    """Compare exact search with the same over rounded values, the second of each pair; `right`: rows to be found."""
+    num, k, length = len(queries[0]), min(K, len(vectors[0])), float(np.linalg.norm(vectors[0], axis=1).mean())
     lost, hits = 0, np.zeros(2)
-    for start in range(0, len(queries), QUERIES_AT_ONCE):
+    for start in range(0, num, QUERIES_AT_ONCE):
         part = slice(start, start + QUERIES_AT_ONCE)
-        exact, rough = queries[part] @ vectors.T, asked[part] @ rounded.T
-        tie = TIE * length * np.linalg.norm(queries[part], axis=1, keepdims=True)
+        exact, rough = (asked[part] @ own.T for asked, own in zip(queries, vectors, strict=True))
+        tie = TIE * length * np.linalg.norm(queries[0][part], axis=1, keepdims=True)
         nearest = np.argpartition(-rough, k - 1, axis=1)[:, :k]
         lost += int((np.take_along_axis(exact, nearest, axis=1) < _last_of(exact, k) - tie).sum())
-        if has_captions:
+        if right is not None:
             hits += [
                 (np.take_along_axis(scores, right[part, None], axis=1) >= _last_of(scores, k) - tie).sum()
                 for scores in (exact, rough)
             ]
-    lost_recall = float(hits[0] - hits[1]) / len(queries) if has_captions else None
-    return RoundingLoss(lost / (len(queries) * k), lost_recall, len(queries), in_range=True)
+    lost_recall = float(hits[0] - hits[1]) / num if right is not None else None
+    return RoundingLoss(lost / (num * k), lost_recall, num, in_range=True)
 
 
 def _last_of(scores: Floats, k: int) -> Floats:

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from store_states import build_store_index
 
 import embedder
 from embedder.config_toml.sections import IndexConfig
-from embedder.retrieval.row_files import NAMES, NUMBERS_NAME, ROWS_NAME
-from embedder.retrieval.snapshot import Snapshot
+from embedder.retrieval.row_files import NAMES, NUMBERS_NAME, ROWS_NAME, DamagedCopyError, check_files
+from embedder.retrieval.snapshot import FileCheck, Snapshot
 from embedder.retrieval.store_api import keep_row_files, open_store
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
@@ -196,6 +198,40 @@ def test_an_altered_byte_is_found_behind_the_first_answers_and_the_publication_b
         assert store.look()
         assert store.publication.run_id == current.run_id
         assert store.last_error is None
+
+
+def test_an_altered_copy_in_the_cache_is_made_anew_and_the_same_publication_is_served(tmp_path):
+    files = large_store(tmp_path / "s")
+    shutil.rmtree(files.folder / ROWS_FOLDER)
+    copy = open_store(files.address).searcher.snapshot.mapped.folder
+    alter_between_samples(copy / ROWS_NAME)
+    with embedder.follow_store(files.address, every_s=3600) as store:
+        run_id = store.publication.run_id
+        assert isinstance(store.find_damage(30), DamagedCopyError)
+        assert store.look()
+        assert store.publication.run_id == run_id
+        assert store.find_damage(30) is None
+        assert store.last_error is None
+        assert store.search(vector_of("0007.jpg"), 1)[0].item_id == "0007.jpg"
+
+
+def test_a_file_that_is_gone_after_it_was_opened_is_no_damage(tmp_path):
+    files = large_store(tmp_path / "s")
+    with embedder.follow_store(files.address, every_s=3600) as store:
+        _ = store.searcher.snapshot.mapped
+        shutil.rmtree(files.folder / ROWS_FOLDER)
+        check = FileCheck(partial(check_files, store.searcher.snapshot.mapped, files.folder, {}))
+        assert check.wait(30)
+        assert check.problem is None
+
+
+def test_processes_that_make_the_copy_at_the_same_time_share_one(tmp_path):
+    files = large_store(tmp_path / "s")
+    shutil.rmtree(files.folder / ROWS_FOLDER)
+    with ThreadPoolExecutor(4) as pool:
+        opened = [*pool.map(lambda _: open_store(files.address).searcher.snapshot.mapped, range(4))]
+    assert len({each.folder for each in opened}) == 1
+    assert (opened[0].folder / ROWS_NAME).exists()
 
 
 def test_an_altered_byte_without_a_publication_before_is_told_and_served_on(tmp_path):

@@ -138,10 +138,12 @@ def test_vectors_that_rounding_would_mix_up_stay_as_they_are(tmp_path, caplog):
 
 def test_duplicates_are_no_lost_neighbours(tmp_path):
     files = new_store(tmp_path / "store")
-    rows = [item(number % 20) | {"item_id": f"{number:04d}.jpg"} for number in range(NUM)]
+    order = np.random.default_rng(2).permutation(NUM)
+    copied = [own % 20 if own < 500 else own for own in order]  # 25 of each of twenty
+    rows = [row(f"{number:04d}.jpg", image_embedding=item(own)[COLUMN]) for number, own in enumerate(copied)]
     indexed_run(files, *rows)
     loss = measure_loss(files, read_current(files))
-    assert loss.refusal is None and loss.lost_neighbours == 0 and loss.lost_recall == 0
+    assert loss.refusal is None and loss.lost_neighbours < 0.001
 
 
 def test_after_a_rollback_compaction_rounds_what_came_back_in_float32(files):
