@@ -73,6 +73,12 @@ class HeldItems:
     copies: pa.Table = field(default_factory=COPIES.empty_table)
     current: Current | None = None
 
+    @property
+    def contents(self) -> pa.Table:
+        """`item_id` and `content_version` of all that reading an item may show to be equal."""
+        held = [*(each.records for each in self.others), self.copies]
+        return pa.concat_tables([each.select(["item_id", "content_version"]) for each in held])
+
     def leave_out(self, to_embed: pa.Table) -> pa.Table:
         """Leave out the items that can be taken over as listed."""
         for held in self.as_listed:
@@ -102,23 +108,20 @@ def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_em
 
 def with_held_versions(to_embed: pa.Table, held: HeldItems) -> pa.Table:
     """Add the contents of each item that a publication holds."""
-    known = [*(each.records for each in held.others), held.copies]
-    versions = pa.concat_tables([each.select(["item_id", "content_version"]) for each in known])
-    if not versions.num_rows:
+    if not held.contents.num_rows:
         return to_embed
-    lists = versions.group_by("item_id").aggregate([("content_version", "list")])
+    lists = held.contents.group_by("item_id").aggregate([("content_version", "list")])
     place = positions(to_embed["item_id"], lists["item_id"])
     return to_embed.append_column("held_versions", lists["content_version_list"].take(place))
 
 
 def find_equal(run: Run, held: HeldItems) -> tuple[HeldRecords, ...]:
     """Find items that the run's session has read and whose content is that of the publication which holds them."""
-    if not held.others and not held.copies.num_rows:
+    meant = pc.unique(held.contents["item_id"])
+    if not len(meant):
         return ()
     entries = [entry for entry in run.entries() if entry.name.startswith(run.session)]
     finished = read_finished(run.files, entries, ["content_version"])
-    known = [*(each.records for each in held.others), held.copies]
-    meant = pc.unique(pa.concat_tables([each.select(["item_id"]) for each in known])["item_id"])
     num_parts, read = common_parts(finished.records, finished.whole), []
     for number in range(num_parts):
         records, whole = (each.part(number, num_parts) for each in (finished.records, finished.whole))
@@ -228,17 +231,13 @@ def _each_once(found: list[HeldRecords], ids: pa.ChunkedArray) -> tuple[HeldReco
 def _as_listed(records: pa.Table, listed: pa.Table, run_id: str) -> pa.Table:
     """Update records to what the listing says about their items now; a copy is the run's."""
     place = positions(records["item_id"], listed["item_id"])
-    run_ids = _run_ids(records, records[HELD_ID], run_id)
+    # An index knows vectors by id, segment and run: under another id they are of the present run.
+    run_ids = pc.if_else(pc.equal(records["item_id"], records[HELD_ID]), records["run_id"], run_id)
     for name in LISTED:
         column = ITEMS.field(name)
         now = take_or_null(listed[name], place).cast(column.type)
         records = records.set_column(ITEMS.get_field_index(name), column, now)
     return records.set_column(ITEMS.get_field_index("run_id"), ITEMS.field("run_id"), run_ids).select(ITEMS.names)
-
-
-def _run_ids(rows: pa.Table, held_ids: pa.ChunkedArray, run_id: str) -> pa.ChunkedArray:
-    """Return the run of each row; of a copy it is this one, as an index knows vectors by id, segment and run."""
-    return pc.if_else(pc.equal(rows["item_id"], held_ids), rows["run_id"], run_id)
 
 
 def _with_unreadable(records: pa.Table, held: pa.Table, num_rows: Mapping[str, int]) -> pa.Table:
@@ -280,7 +279,7 @@ def _with_new_ids(rows: pa.Table, names: pa.Table, run_id: str) -> Iterator[pa.T
     for start in range(0, pairs.num_rows, ROWS_AT_ONCE):
         own = pairs.slice(start, ROWS_AT_ONCE)
         renamed = rows.take(own["row"])
-        run_ids = _run_ids(own.append_column("run_id", renamed["run_id"]), own[HELD_ID], run_id)
+        run_ids = pc.if_else(pc.equal(own["item_id"], own[HELD_ID]), renamed["run_id"], run_id)  # as in `_as_listed`
         columns = {"item_id": own["item_id"], "run_id": run_ids}
         for name, column in columns.items():
             number = rows.schema.get_field_index(name)

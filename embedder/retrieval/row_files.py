@@ -226,7 +226,7 @@ def open_row_files(files: StoreFiles, path: str, content: object, make: Make) ->
     """
     if files.exists(f"{path}/{MANIFEST_NAME}"):
         try:
-            return RowFiles(_local_folder(files, path))
+            return _open_stored(files, path)
         except (RetrievalError, OSError) as error:
             LOG.warning(f"store {files.address}: its row files can't be used, so the tables are read: {error}")
     digest = hashlib.sha256(json.dumps([files.address, path, content]).encode()).hexdigest()
@@ -263,18 +263,13 @@ def _open_or_drop(folder: Path) -> RowFiles | None:
         return None
 
 
-def _local_folder(files: StoreFiles, path: str) -> Path:
+def _open_stored(files: StoreFiles, path: str) -> RowFiles:
     if files.folder is not None:
-        return files.folder / path
+        return RowFiles(files.folder / path)
     folder, is_new = fetched_copy(files, path, lambda stage: NAMES)
-    try:
-        RowFiles(folder)
-    except RetrievalError:
-        if is_new:
-            raise
-        shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be intact
-        return fetched_copy(files, path, lambda stage: NAMES)[0]
-    return folder
+    found = RowFiles(folder) if is_new else _open_or_drop(folder)
+    # An older copy that was damaged is fetched again: the store may be intact.
+    return RowFiles(fetched_copy(files, path, lambda stage: NAMES)[0]) if found is None else found
 
 
 def add_row_files(files: StoreFiles, path: str, make: Make) -> None:
@@ -285,7 +280,7 @@ def add_row_files(files: StoreFiles, path: str, make: Make) -> None:
     files.confirm_lease()
     if files.folder is not None:
         sweep_leftovers(files.folder / ROWS_FOLDER)
-        shutil.rmtree(files.folder / path, ignore_errors=True)  # without a manifest
+        shutil.rmtree(files.folder / path, ignore_errors=True)  # cut off or damaged
         with whole_folder(files.folder / path) as folder:
             make(folder)
         return
