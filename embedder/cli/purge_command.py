@@ -103,6 +103,7 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
     """
     from embedder.store.layout import read_current
     from embedder.store.maintenance.purge.purge import purge as run_purge
+    from embedder.store.tables.models import views
     from embedder.store_index.index_versions import drop_copies
     from embedder.store_index.keep_index import index_choice
     from embedder.store_index.keep_words import ensure_words
@@ -115,7 +116,9 @@ def _purge(config: RunConfig, item_ids: list[str], *, confirm: bool) -> Result:
         with write_access(config, commits="embedder purge") as files:
             done = run_purge(files, item_ids, index_choice(files, config.index, reuse=False))
             if (current := read_current(files)) is not None:
-                ensure_words(files, current.embeddings, config.index, may_update=False)
+                for name, view in views(files, current).items():
+                    version = current.models[name].embeddings if name else current.embeddings
+                    ensure_words(view, version, config.index, may_update=False)
     finally:
         drop_copies()
     published = done.published.model_dump() if done.published else None

@@ -1,4 +1,6 @@
-"""Hybrid ranking: vectors and BM25 over caption words, joined by reciprocal rank fusion; exact, in blocks of captions.
+"""Hybrid ranking: vectors, and BM25 over words of captions and of pictures, joined by reciprocal rank fusion.
+
+It is exact, in blocks of captions.
 
 Sources: Cormack, Clarke and Büttcher, SIGIR 2009 (fusion, the constant 60); Robertson and others' BM25 with Lucene's
 idf, never negative; MaxScore (Turtle and Flood, 1995): terms that can't lift a caption among the best are looked up
@@ -28,6 +30,7 @@ from embedder.retrieval.ranking import Doubles, Ranking, RowNumbers
 from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.files import StoreFiles
 from embedder.store.tables.tables import RecordTable
+from embedder.store.tables.words import searched_column
 from embedder.store_index import keep_words
 from embedder.store_index.analyser import RULES, UNICODE, Analyser, hash_term
 from embedder.store_index.index_versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies
@@ -83,6 +86,12 @@ class CaptionWords:
         """Whether a caption equals the text, ignoring case, punctuation and Unicode forms."""
         terms = self._analyser.query_terms(text)
         return bool(terms) and terms == self._analyser.query_terms(caption)
+
+    def contains(self, text: str, phrase: str) -> bool:
+        """Whether a text has all words of a phrase of several one after the other, by the rules of `is_same`."""
+        wanted, found = self._analyser.query_terms(phrase), self._analyser.query_terms(text)
+        starts = range(len(found) - len(wanted) + 1) if len(wanted) > 1 else ()
+        return any(found[start : start + len(wanted)] == wanted for start in starts)
 
     def _terms(self, text: str) -> list[_Term]:
         """Return the terms of a query that occur in captions, rarest first."""
@@ -214,18 +223,19 @@ def _counts_of(docs: Numbers, own: Numbers, counts: Numbers, start: int, stop: i
     return times
 
 
-def open_words(files: StoreFiles, table: RecordTable) -> CaptionWords:
-    """Open the word index of one version's captions: published, cached, or newly built into the cache.
+def open_words(files: StoreFiles, table: RecordTable, column: str = "caption") -> CaptionWords:
+    """Open the word index of one version's texts: published, cached, or newly built into the cache.
 
     Raises `RetrievalError` if the published index is damaged.
     """
-    if not files.model and keep_words.has_words(files, table.version):
+    if column == searched_column(files) and keep_words.has_words(files, table.version):
         return CaptionWords(keep_words.open_words(files, table.version))
     # A hash of the content: no two part files of a store have the same name.
     marks = [part.key for part in table.parts() if part.deletion_vector is not None]
-    content = [UNICODE, RULES, table.files.address, table.paths(), *([marks] if marks else [])]
+    own = [column] if column != "caption" else []
+    content = [UNICODE, RULES, table.files.address, table.paths(), *([marks] if marks else []), *own]
     folder = cache_folder(COPIES_FOLDER) / f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
-    return CaptionWords(_open_cached(folder) or _build(folder, table))
+    return CaptionWords(_open_cached(folder) or _build(folder, table, column))
 
 
 def _open_cached(folder: Path) -> WordIndex | None:
@@ -240,10 +250,10 @@ def _open_cached(folder: Path) -> WordIndex | None:
         return None
 
 
-def _build(folder: Path, table: RecordTable) -> WordIndex:
+def _build(folder: Path, table: RecordTable, column: str) -> WordIndex:
     try:
         with whole_folder(folder) as stage:
-            build_words(table, stage, Analyser())
+            build_words(table, stage, Analyser(), column)
         drop_copies(MAX_KEPT_COPIES)
         return open_word_index(folder)
     except (RetrievalError, OSError):
@@ -251,30 +261,59 @@ def _build(folder: Path, table: RecordTable) -> WordIndex:
     if (found := _open_cached(folder)) is not None:
         return found
     with tempfile.TemporaryDirectory(prefix="embedder-words-") as name:
-        build_words(table, Path(name), Analyser())
+        build_words(table, Path(name), Analyser(), column)
         return open_word_index(Path(name))  # stays open after its files are unlinked
 
 
 RRF_K = 60
 MOST = 2 / (RRF_K + 1)
-EXACT_DEPTH = 20  # best captions by words that are checked for being the query itself
+EXACT_DEPTH = 20  # best texts by words that are checked for being the query itself, or for holding it
 
-Captions = Callable[[Rows], Sequence[str | None]]
-"""Function from rows of the table to their captions."""
+Texts = Callable[[Rows], Sequence[str | None]]
+"""Function from rows of the table to their texts."""
+
+
+@dataclass(frozen=True)
+class SearchedWords:
+    """Word index of captions, or of the words that a further model read in pictures.
+
+    `places` has the table's row of each of the further model's rows, or -1; None for captions, whose rows are the
+    table's.
+    """
+
+    words: CaptionWords
+    texts: Texts
+    places: RowNumbers | None = None
+
+    def select_own(self, rows: Mask) -> Mask:
+        """Return which of its own rows belong to allowed rows of the table."""
+        return rows if self.places is None else np.append(rows, np.False_)[self.places]
+
+    def rank(self, text: str, depth: int, allowed: Mask) -> tuple[Rows, Rows]:
+        """Return the table's rows by their words, best first, and those of them that say just what the query says.
+
+        These are captions that equal it, at the head of the ranking, and pictures that show it as a phrase.
+        """
+        rows = self.words.ranking(text, depth, allowed)
+        if self.places is None:
+            captions = self.texts(rows[:EXACT_DEPTH]) if len(rows) else []
+            return rows, rows[: sum(1 for _ in takewhile(lambda each: self.words.is_same(text, each or ""), captions))]
+        rows = self.places[rows].astype(np.int64)
+        best = rows[:EXACT_DEPTH]
+        texts = self.texts(best) if len(best) else []
+        return rows, best[[self.words.contains(found or "", text) for found in texts]] if len(best) else best
 
 
 class HybridRanker:
     """Ranker of one snapshot's rows by vectors and words."""
 
-    def __init__(
-        self, words: CaptionWords, vectors: "Index | ExactIndex", vector_rows: RowNumbers, captions: Captions
-    ) -> None:
-        """Join two numberings of rows: that of the table, which `words` uses, and that of `vectors`.
+    def __init__(self, words: Sequence[SearchedWords], vectors: "Index | ExactIndex", vector_rows: RowNumbers) -> None:
+        """Join two numberings of rows: that of the table, which `words` give, and that of `vectors`.
 
         `vectors` has another order and lacks rows without an image; `vector_rows` has the vector of each row of the
         table, or -1.
         """
-        self._words, self._vectors, self._vector_rows, self._captions = words, vectors, vector_rows, captions
+        self._words, self._vectors, self._vector_rows = words, vectors, vector_rows
         self._has_vector: Mask = vector_rows >= 0
 
     def rank(
@@ -291,17 +330,20 @@ class HybridRanker:
         `queries` is float32 (Q, E), `texts` the same queries. `among` selects rows of vectors; None means all live
         ones. `min_score` is the least cosine of a row of either ranking.
         """
-        allowed = self._allowed_rows(among)
-        found = [self._words.ranking(text, depth, allowed) for text in texts]
+        rows = self._allowed_rows(among)
+        allowed = [own.select_own(rows) for own in self._words]
         return [
-            self._fuse(ranking, query, rows, self._num_exact(text, rows), min_score)
-            for ranking, query, text, rows in zip(rankings, queries, texts, found, strict=True)
+            self._fuse(ranking, query, *self._rank_by_words(text, depth, allowed), min_score)
+            for ranking, query, text in zip(rankings, queries, texts, strict=True)
         ]
 
-    def _num_exact(self, text: str, rows: Rows) -> int:
-        """Count the leading captions that equal the query, ignoring case and punctuation."""
-        captions = self._captions(rows[:EXACT_DEPTH]) if len(rows) else []
-        return sum(1 for _ in takewhile(lambda caption: self._words.is_same(text, caption or ""), captions))
+    def _rank_by_words(self, text: str, depth: int, allowed: Sequence[Mask]) -> tuple[Rows, Rows]:
+        """Return the best rows by the words of all texts, and those that say just what the query says."""
+        found = [own.rank(text, depth, mask) for own, mask in zip(self._words, allowed, strict=True)]
+        if len(found) == 1:
+            return found[0]
+        rows, _ = reciprocal_rank_fusion([rows for rows, _ in found])
+        return rows[:depth], np.concatenate([exact for _, exact in found])
 
     def _allowed_rows(self, among: Among | None) -> Mask:
         if among is None:
@@ -311,17 +353,18 @@ class HybridRanker:
         return allowed
 
     def _fuse(
-        self, ranking: Ranking, query: Floats, table_rows: Rows, num_exact: int, min_score: float | None
+        self, ranking: Ranking, query: Floats, table_rows: Rows, exact_rows: Rows, min_score: float | None
     ) -> Ranking:
         by_words = self._vector_rows[table_rows].astype(np.int64)
         scores = self._vectors.vectors(by_words) @ query
-        exact = by_words[:num_exact]
+        exact = self._vector_rows[exact_rows].astype(np.int64)
         if min_score is not None:
             by_words, scores = by_words[scores >= min_score], scores[scores >= min_score]
             exact = exact[np.isin(exact, by_words)]
         rows, sums = reciprocal_rank_fusion([by_words, ranking.rows])  # ties are ordered by words
-        sums = np.where(np.isin(rows, exact), MOST, sums)  # a caption equal to the query counts as first in both
-        order = np.argsort(-sums, kind="stable")
+        is_exact = np.isin(rows, exact)
+        sums = np.where(is_exact, MOST, sums)  # what says just the query counts as first in both
+        order = np.lexsort((~is_exact, -sums))  # and is before what is
         rows, sums = rows[order], sums[order]
         known = dict(zip(by_words.tolist(), scores.tolist(), strict=True))
         known |= dict(zip(ranking.rows.tolist(), ranking.scores.tolist(), strict=True))

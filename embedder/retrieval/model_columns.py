@@ -19,6 +19,7 @@ from embedder.store.layout import MAIN, Current
 from embedder.store.publish.current import versions_of
 from embedder.store.schema import EMBEDDINGS
 from embedder.store.tables.tables import RecordTable
+from embedder.store.tables.words import words_column
 from index.vectors import Rows
 
 KEY = ["item_id", "segment"]
@@ -116,6 +117,17 @@ class ModelColumns:
             yield from (name for name in VECTOR_COLUMNS if name in names)
         if model and own.outputs is not None:
             yield from (name for name in own.outputs if name in names)
+
+    def word_tables(self) -> Iterator[tuple[StoreFiles, RecordTable, str]]:
+        """Yield view and table of each other model that gives words, and the name of these next to the rows."""
+        for shown, column in self.joined.items():
+            view, table = self._models[column.model][0], self.tables[column.model]
+            if column.model and column.name == words_column(view, table.schema):
+                yield view, table, shown
+
+    def rows_of(self, table: RecordTable) -> Rows:
+        """Return the row for each row of another model's table, or -1; int64 (rows of that table,)."""
+        return match_keys(_gather(table, KEY), _gather(self.tables[self._model], KEY))
 
     def pieces(self, columns: Collection[str]) -> Iterator[pa.Table]:
         """Read the rows with columns of their own and of the other models, some hundred thousand rows at a time."""

@@ -17,7 +17,7 @@ from embedder.compat.locked_property import locked_cached_property
 from embedder.retrieval import row_files
 from embedder.retrieval.filters import MODIFIED, ROW, SIZE, RowFilter
 from embedder.retrieval.flat_index import ExactIndex
-from embedder.retrieval.hybrid import HybridRanker, open_words
+from embedder.retrieval.hybrid import HybridRanker, SearchedWords, open_words
 from embedder.retrieval.model_columns import ModelColumns, match_keys
 from embedder.retrieval.ranking import ItemRows, RowNumbers, row_numbers
 from embedder.retrieval.row_files import (
@@ -42,6 +42,7 @@ from embedder.store.layout import Current, StoreInfo
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_nulls
 from embedder.store.tables.row_folders import rows_path
 from embedder.store.tables.tables import RecordTable
+from embedder.store.tables.words import WORDS_COLUMN
 from embedder.store_index.index_versions import open_version, version_folder
 from index.checked_files import hash_samples
 from index.index_errors import RetrievalError
@@ -154,9 +155,9 @@ class RowMetadata:
             {name: row[name] for name in OWN} | {"carryover": {name: row[name] for name in carried}} for row in taken
         ]
 
-    def captions(self, rows: Rows) -> list[str | None]:
-        """Return the captions of some rows, in their order."""
-        return self.take(rows)["caption"].to_pylist()  # type: ignore[no-any-return]
+    def texts(self, column: str, rows: Rows) -> list[str | None]:
+        """Return the captions, or another column of texts, of some rows, in their order."""
+        return self.take(rows)[column].to_pylist()  # type: ignore[no-any-return]
 
     @locked_cached_property
     def carried(self) -> pa.Schema:
@@ -401,9 +402,13 @@ class Snapshot:
 
     @locked_cached_property
     def hybrid(self) -> HybridRanker:
-        """Ranker by vectors and caption words."""
-        words = open_words(self.files, self._table)
-        return HybridRanker(words, self.vectors, self.vector_rows, self.metadata.captions)
+        """Ranker by vectors, words of captions, and words that further models read in pictures."""
+        words = [SearchedWords(open_words(self.files, self._table), partial(self.metadata.texts, "caption"))]
+        if self._models is not None:
+            for view, table, shown in self._models.word_tables():
+                texts, places = partial(self.metadata.texts, shown), self._models.rows_of(table)
+                words.append(SearchedWords(open_words(view, table, WORDS_COLUMN), texts, places))
+        return HybridRanker(words, self.vectors, self.vector_rows)
 
     def filter_rows(self, where: str | None) -> Among | None:
         """Return the vectors that fulfil a condition: a mask, or row numbers if few; None for all live ones."""

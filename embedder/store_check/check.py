@@ -14,6 +14,7 @@ from embedder.store.layout import read_current
 from embedder.store.publish.current import of_model, record_of
 from embedder.store.publish.history import readable
 from embedder.store.tables.models import model_folders
+from embedder.store.tables.words import searched_column
 from embedder.store_check.findings import SEVERITIES, Finding, Severity, Unreadable, attempt
 from embedder.store_check.indexes import check_index, check_row_files, check_towers, check_words, unfinished_indexes
 from embedder.store_check.leftovers import leftovers
@@ -138,8 +139,7 @@ def _look_at_model(model: CheckedModel, chain: Chain, whole: set[str], *, deep: 
     read = partial(check_table, model, way_back=WayBack(model, of_this), deep=deep)
     has_index = model.current.index is not None
     searched = f"{model.info.searched if model.info is not None else 'image'}_embedding"
-    has_captions = not model.name  # only the main model has word indexes
-    columns = [*([searched] if has_index else []), *(["caption"] if has_captions else [])]
+    columns = [*([searched] if has_index else []), searched_column(model.files)]
     items: TableContent = read("items")
     embeddings: TableContent = read("embeddings", counted_columns=columns)
     counts = embeddings.num_valid if embeddings.is_whole else {}

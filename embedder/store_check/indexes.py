@@ -11,7 +11,7 @@ from embedder.store.layout import StoreInfo
 from embedder.store.publish.history import latest_publications, same_rows
 from embedder.store.publish.query_towers import MANIFEST_FILE, TowersManifest, towers_path
 from embedder.store.tables.row_folders import rows_path
-from embedder.store.tables.words import WORDS_FOLDER, words_path
+from embedder.store.tables.words import WORDS_FOLDER, searched_column, words_path
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.parts import Counts
 from embedder.store_check.scope import CheckedModel
@@ -89,9 +89,9 @@ def check_words(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
     if manifest.embeddings_version != version:
         found = f"it is of embeddings version {manifest.embeddings_version}"
         findings.append(Finding("error", model.place(folder), found, "its folder is named by its version", cure))
-    num_captions = num_valid.get("caption")
+    num_captions = num_valid.get(searched_column(model.files))
     if num_captions is not None and num_captions != manifest.num_captions:
-        found = f"it has {plural(manifest.num_captions, 'caption')}"
+        found = f"it has {plural(manifest.num_captions, 'text' if model.name else 'caption')}"
         rule = f"the published embeddings have {num_captions:,}"
         findings.append(Finding("error", model.place(folder), found, rule, cure))
     return findings

@@ -17,7 +17,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.store_errors import local_problem
 from embedder.store.tables.tables import RecordTable
-from embedder.store.tables.words import WORDS_FOLDER, words_path
+from embedder.store.tables.words import WORDS_FOLDER, words_column, words_path
 from embedder.store_index.analyser import RULES, Analyser
 from embedder.store_index.index_versions import fetched_copy
 from embedder.store_index.word_index import (
@@ -39,11 +39,11 @@ NO_WORDS = "none"  # of `index.words`
 def ensure_words(files: StoreFiles, version: int, config: IndexConfig, *, may_update: bool = True) -> bool:
     """Make the word index of an embeddings version that is published or about to be; return False if it has none.
 
-    It is updated from that of the published version, else built. Only the main model has one, if captions are published
-    and `index.words` asks for it. The caller holds the write lock. `may_update` allows building on the published one,
-    in whose files deleted captions leave traces. Raises StoreError if the disk is full.
+    It is updated from that of the published version, else built. The main model has one if captions are published, a
+    further one if it gives words, and `index.words` asks for it. The caller holds the write lock. `may_update` allows
+    building on the published one, in whose files deleted captions leave traces. Raises StoreError if the disk is full.
     """
-    if files.model or config.words == NO_WORDS:
+    if config.words == NO_WORDS:
         return False
     if has_words(files, version):
         return True
@@ -51,10 +51,11 @@ def ensure_words(files: StoreFiles, version: int, config: IndexConfig, *, may_up
     if before is None and not config.build:
         return False
     table = RecordTable(files, "embeddings", version)
-    if table.schema is None or "caption" not in table.schema.names:
+    column = words_column(files, table.schema)
+    if column is None:
         return False
     try:
-        return _make_words(files, version, config.words, table, before)
+        return _make_words(files, version, config.words, table, before, column)
     except OSError as error:
         raise local_problem(error, f"{files.address}/{WORDS_FOLDER}") from error
 
@@ -66,7 +67,7 @@ def has_words(files: StoreFiles, version: int) -> bool:
 
 def repair_words(files: StoreFiles, version: int, config: IndexConfig) -> None:
     """Make the published version's word index unless it exists unaltered, from the configured analyser."""
-    if files.model or (has_words(files, version) and _is_unaltered(files, version, config.words)):
+    if has_words(files, version) and _is_unaltered(files, version, config.words):
         return
     files.confirm_lease()
     for info in sorted(files.list(words_path(version)), key=lambda info: not info.path.endswith(MANIFEST_NAME)):
@@ -120,19 +121,21 @@ def _open_published(files: StoreFiles, analyser: str) -> WordIndex | None:
     return found if (found.manifest.analyser, found.manifest.rules) == (analyser, RULES) else None
 
 
-def _make_words(files: StoreFiles, version: int, analyser: str, table: RecordTable, before: WordIndex | None) -> bool:
+def _make_words(
+    files: StoreFiles, version: int, analyser: str, table: RecordTable, before: WordIndex | None, column: str
+) -> bool:
     if before is not None:
         last = before
 
         def update(folder: Path) -> WordsManifest:
             old = RecordTable(files, "embeddings", last.manifest.embeddings_version)
-            return update_words(last, old, table, folder)
+            return update_words(last, old, table, folder, column)
 
         try:
             return _add_words(files, version, update)
         except StoreError as error:  # a part file of the older version is gone
             LOG.info(f"words: built anew, as the last ones can't be updated: {error}")
-    return _add_words(files, version, lambda folder: build_words(table, folder, Analyser(analyser)))
+    return _add_words(files, version, lambda folder: build_words(table, folder, Analyser(analyser), column))
 
 
 def _add_words(files: StoreFiles, version: int, make: Callable[[Path], WordsManifest]) -> bool:

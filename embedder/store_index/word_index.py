@@ -44,7 +44,6 @@ BLOCK_ROWS, BLOCK_BYTES = 250_000, 8 << 20  # size of the captions that are anal
 FAN = 16  # parts of about one size that are merged while an index is built
 SMALL_ROWS = 25_000  # parts of fewer captions are merged with any that follows
 MAX_GONE = 0.25  # share of captions without a row, above which all parts are merged
-KEYS = ["item_id", "segment", "caption"]
 
 
 class WordsManifest(BaseModel):
@@ -108,26 +107,28 @@ def read_words_manifest(folder: Path) -> WordsManifest:
         raise RetrievalError(f"{path}: it is damaged, or of a newer release; {CURE}") from None
 
 
-def build_words(table: RecordTable, folder: Path, analyser: Analyser) -> WordsManifest:
-    """Build a word index of all captions in an empty folder."""
+def build_words(table: RecordTable, folder: Path, analyser: Analyser, column: str = "caption") -> WordsManifest:
+    """Build a word index of all texts of a column in an empty folder."""
     started = time.monotonic()
     writer = _Writer(folder, analyser)
     first = 0
-    for piece in table.pieces(["caption"]):
-        writer.add(piece["caption"], np.arange(first, first + piece.num_rows, dtype="<u4"))
+    for piece in table.pieces([column]):
+        writer.add(piece[column], np.arange(first, first + piece.num_rows, dtype="<u4"))
         first += piece.num_rows
     writer.merge(0)
     return writer.finish(table.version, started)
 
 
-def update_words(before: WordIndex, old: RecordTable, new: RecordTable, folder: Path) -> WordsManifest:
+def update_words(
+    before: WordIndex, old: RecordTable, new: RecordTable, folder: Path, column: str = "caption"
+) -> WordsManifest:
     """Derive the word index of `new` from `before`, that of `old`, in an empty folder; unchanged files are linked.
 
     Raises StoreError if a part file of the old version is gone, so that its rows can't be compared.
     """
     started = time.monotonic()
     writer = _Writer(folder, Analyser(before.manifest.analyser))
-    rows, added = _move_captions(before, old, new)
+    rows, added = _move_captions(before, old, new, column)
     writer.take_over(before, rows)
     for captions, places in added:
         writer.add(captions, places)
@@ -137,7 +138,7 @@ def update_words(before: WordIndex, old: RecordTable, new: RecordTable, folder: 
 
 
 def _move_captions(
-    before: WordIndex, old: RecordTable, new: RecordTable
+    before: WordIndex, old: RecordTable, new: RecordTable, column: str
 ) -> tuple[Numbers, Iterator[tuple[pa.ChunkedArray, Numbers]]]:
     """Return each caption's row in the new version, and the captions to add with their rows.
 
@@ -156,7 +157,7 @@ def _move_captions(
     by_row = np.full(old.num_rows() if gone else 0, NO_ROW, "<u4")
     by_row[before.rows[lost]] = lost
     hashes, docs = [np.empty(0, np.uint64)], [np.empty(0, "<u4")]
-    for keys, _, places in _hash_captions(old, gone):
+    for keys, _, places in _hash_captions(old, gone, column):
         own = by_row[places]
         hashes.append(keys[own != NO_ROW])
         docs.append(own[own != NO_ROW])
@@ -166,7 +167,7 @@ def _move_captions(
     known, known_docs = known[order], known_docs[order]
 
     def list_added() -> Iterator[tuple[pa.ChunkedArray, Numbers]]:
-        for keys, captions, places in _hash_captions(new, fresh):
+        for keys, captions, places in _hash_captions(new, fresh, column):
             found = np.minimum(np.searchsorted(known, keys), max(0, len(known) - 1))
             is_known = known[found] == keys if len(known) else np.zeros(len(keys), np.bool_)
             rows[known_docs[found[is_known]]] = places[is_known]
@@ -197,7 +198,9 @@ def _move(rows: Numbers, firsts: Numbers, shifts: Numbers, is_gone: Numbers) -> 
     return np.concatenate(lost)
 
 
-def _hash_captions(table: RecordTable, paths: Sequence[str]) -> Iterator[tuple[Numbers, pa.ChunkedArray, Numbers]]:
+def _hash_captions(
+    table: RecordTable, paths: Sequence[str], column: str
+) -> Iterator[tuple[Numbers, pa.ChunkedArray, Numbers]]:
     """Yield, piece by piece, row hashes (of id, segment and caption), captions and row numbers of some files."""
     import duckdb
 
@@ -207,11 +210,11 @@ def _hash_captions(table: RecordTable, paths: Sequence[str]) -> Iterator[tuple[N
         waiting, num_rows = list[str](), 0
         for path in [*paths, None]:
             if waiting and (path is None or num_rows >= ROWS_PER_PIECE):
-                keys = table.read(KEYS, waiting)
+                keys = table.read(["item_id", "segment", column], waiting)
                 connection.register("keys", keys)
-                found = connection.execute("SELECT hash(item_id, segment, caption) AS key FROM keys").fetchnumpy()
+                found = connection.execute(f'SELECT hash(item_id, segment, "{column}") AS key FROM keys').fetchnumpy()
                 places = [np.arange(sizes[each], dtype=np.int64) + starts[each] for each in waiting]
-                yield np.asarray(found["key"]), keys["caption"], np.concatenate(places)
+                yield np.asarray(found["key"]), keys[column], np.concatenate(places)
                 connection.unregister("keys")
                 waiting, num_rows = [], 0
             if path is not None:

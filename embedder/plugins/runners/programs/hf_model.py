@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from .tensors import pixels
+from .tensors import images, pixels
 
 BOX_KEYS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -226,18 +225,6 @@ CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
     "zero-shot-classification": "AutoModelForSequenceClassification",
 }
-
-
-def images(column: Any) -> list[Any]:
-    """Make Pillow images from structs of pixels, height and width."""
-    from PIL import Image
-
-    flat, heights, widths = (column.field(name) for name in ("pixels", "height", "width"))
-    found = []
-    for row in range(len(column)):
-        shape = (heights[row].as_py(), widths[row].as_py(), 3)
-        found.append(Image.fromarray(np.frombuffer(flat[row].as_buffer(), np.uint8).reshape(shape)))
-    return found
 
 
 def _takes(model: Any, name: str) -> bool:

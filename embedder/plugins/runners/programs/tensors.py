@@ -1,4 +1,6 @@
-"""Batches as graphs take them, and graphs' results as columns; needs only NumPy and Arrow, and Python 3.9.
+"""Batches as graphs take them, and graphs' results as columns; Python 3.9.
+
+It needs only NumPy and Arrow, and Pillow for whole images.
 
 Legend: `B` rows, `H, W` sides in px, `T` tokens of the longest caption.
 """
@@ -41,6 +43,18 @@ def pixels(column: Any, settings: Mapping[str, Any]) -> Any:
         x_BHWC -= np.array(preprocess["mean"], np.float32)
         x_BHWC /= np.array(preprocess["std"], np.float32)
     return np.ascontiguousarray(x_BHWC.transpose(0, 3, 1, 2)) if settings["layout"] == "nchw" else x_BHWC
+
+
+def images(column: Any) -> list[Any]:
+    """Make Pillow images from structs of pixels, height and width."""
+    from PIL import Image
+
+    flat, heights, widths = (column.field(name) for name in ("pixels", "height", "width"))
+    found = []
+    for row in range(len(column)):
+        shape = (heights[row].as_py(), widths[row].as_py(), 3)
+        found.append(Image.fromarray(np.frombuffer(flat[row].as_buffer(), np.uint8).reshape(shape)))
+    return found
 
 
 def padded_ids(name: str, column: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def requests(batch: pa.RecordBatch, prompt: str) -> list[dict[str, Any]]:
     texts = batch.column("text").to_pylist() if "text" in names else [""] * batch.num_rows
     made: list[dict[str, Any]] = [{"prompt": prompt.replace(TEXT, text)} for text in texts]
     if "image" in names:
-        from .hf_model import images
+        from .tensors import images
 
         for row, image in enumerate(images(batch.column("image"))):
             made[row]["multi_modal_data"] = {"image": image}

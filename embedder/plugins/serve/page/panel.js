@@ -4,6 +4,7 @@ import { ApiError, fileUrl, imageUrl, item } from "./api.js";
 import { baseName, date, find, h, icon, size, thumbnail } from "./dom.js";
 import { why } from "./grid.js";
 import { errorCard, toast } from "./notices.js";
+import { markWords, marking } from "./marks.js";
 import { player } from "./player.js";
 import { NO_FILTERS, NO_QUERY, now, update, write } from "./state.js";
 import { view } from "./viewer.js";
@@ -94,7 +95,11 @@ export async function showPanel() {
   showPlace();
   showFile(id, version, isVideo(hit));
   body.replaceChildren(
-    h("div", { class: "stage" }, isVideo(hit) ? null : stillImage(id, at, hit?.caption ?? "", version, hit?.since)),
+    h(
+      "div",
+      { class: "stage" },
+      isVideo(hit) ? null : stillImage(id, at, hit?.caption ?? "", version, hit?.since, hit?.carryover ?? {}),
+    ),
   );
   try {
     draw(id, at, await item(id, { segment: at, version }, stop.signal), version, hit);
@@ -156,12 +161,12 @@ function draw(id, at, answer, version, hit) {
   find("#item-name").textContent = caption || baseName(id);
   path = answer.item.uri || row.uri || id;
   showFile(id, version, times.length > 0);
+  const about = { ...row, ...hit?.carryover };
   const stage = times.length
     ? player({ id, segment: at, segments: times, found, name: caption || id, version }, (segment) =>
         update({ at: segment }, { replace: true }),
       )
-    : stillImage(id, at, caption, version, answer.since);
-  const about = { ...row, ...hit?.carryover };
+    : stillImage(id, at, caption, version, answer.since, about);
   const origin = { ...answer.provenance, ...answer.item };
   for (const name of Object.keys(origin)) if (OF_FILE.includes(name) || origin[name] === false) delete origin[name];
   const { size_bytes: bytes, modified, source, error, step } = answer.item;
@@ -182,7 +187,7 @@ function draw(id, at, answer, version, hit) {
       hit && why(hit) ? h("p", { class: "muted small" }, `${why(hit)}.`) : null,
       near("Looks nearly the same", hit?.duplicates ?? [], version),
       near("Near it", answer.neighbours, version),
-      table("About it", about, [...OF_RUN, "uri", "item_id", "modality", ...(times.length ? [] : ["segment"])]),
+      table("About it", about, [...OF_RUN, ...marking(about), "uri", "item_id", "modality", ...(times.length ? [] : ["segment"])]),
       table("File", file, []),
       folded("How it was embedded", table("", { item_id: id, kind: row.modality, ...origin }, [])),
     ),
@@ -195,9 +200,10 @@ function draw(id, at, answer, version, hit) {
  * @param {number} at
  * @param {string} caption
  * @param {string} version
- * @param {string|null} [since] what became of it since that publication
+ * @param {string|null|undefined} since what became of it since that publication
+ * @param {Record<string, any>} row its columns
  */
-function stillImage(id, at, caption, version, since) {
+function stillImage(id, at, caption, version, since, row) {
   if (since === "changed") return h("p", { class: "broken" }, icon("broken"), "changed since this publication");
   const url = (size) => imageUrl(id, at, size, version);
   const image = h("img", { class: "still", alt: caption || id });
@@ -211,7 +217,7 @@ function stillImage(id, at, caption, version, since) {
   image.addEventListener("error", () =>
     image.replaceWith(h("p", { class: "broken" }, icon("broken"), "its file can't be read")),
   );
-  return image;
+  return markWords(image, row, now().q);
 }
 
 /**

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,13 +24,14 @@ from embedder.store.tables.delta_log import LOG_FOLDER, places_of, replay
 from embedder.store.tables.models import MODELS_FOLDER, model_files
 from embedder.store.tables.row_folders import ROWS_FOLDER
 from embedder.store.tables.tables import RecordTable
-from embedder.store.tables.words import unneeded_words
+from embedder.store.tables.words import WORDS_FOLDER
 from shards.file_schema import parse_json
 
 _FOLDER = rf"(?:{MODELS_FOLDER}/(?P<model>[a-z][a-z0-9_]*)/)?"
 _PART = re.compile(rf"{_FOLDER}(?P<table>{'|'.join(TABLES)})/(?P<path>[^/]+\.parquet)")
 _INDEX = re.compile(rf"{_FOLDER}index/\d+/(?P<file>[^/]+)")
 _ROWS = re.compile(rf"{_FOLDER}{ROWS_FOLDER}/.+")
+_WORDS = re.compile(rf"{_FOLDER}{WORDS_FOLDER}/\d{{6,}}/.+")
 _RUN = re.compile(rf"{_FOLDER}runs/(?P<path>.+)")
 _INPUT = re.compile(rf"runs/[^/]+/{INPUT_FOLDER}/.+")
 
@@ -313,7 +314,7 @@ def _list_deleted(
     """List files that are useless without the items, in the order of deletion."""
     return [
         *_index_files(infos, indexes),
-        *(unneeded_words(files, ()) if held or named else ()),  # their rows move, and they hold what captions say
+        *(_words_files(infos) if held or named else ()),  # their rows move, and they hold what captions say
         *(info for info in infos if _ROWS.fullmatch(info.path) and (held or named)),  # searches make them again
         *_entries(files, infos, held, named),
         *(info for info in named if _RUN.fullmatch(info.path) and info.path.endswith(".parquet")),
@@ -322,10 +323,19 @@ def _list_deleted(
     ]
 
 
+def _words_files(infos: Sequence[FileInfo]) -> list[FileInfo]:
+    """Return the files of the word indexes of all models."""
+    return _manifests_first(info for info in infos if _WORDS.fullmatch(info.path))
+
+
+def _manifests_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
+    """Order files for deletion: without its manifest the rest is no index."""
+    return sorted(infos, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
+
+
 def _index_files(infos: Sequence[FileInfo], indexes: Collection[str]) -> list[FileInfo]:
-    """Return the files of index versions, the manifest first: without it the rest is no version."""
-    found = [info for info in infos if info.path.rpartition("/")[0] in indexes]
-    return sorted(found, key=lambda info: not info.path.endswith("/manifest.json"))
+    """Return the files of index versions."""
+    return _manifests_first(info for info in infos if info.path.rpartition("/")[0] in indexes)
 
 
 def _is_index_file(info: FileInfo, name: str) -> bool:

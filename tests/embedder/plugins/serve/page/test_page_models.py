@@ -165,3 +165,36 @@ def test_a_store_of_one_model_offers_no_choice(open_page, models_url):
     expect(page.locator("#store")).to_contain_text("items")
     expect(page.get_by_label("Model")).to_be_hidden()
     page.goto("about:blank")
+
+
+def test_words_in_a_picture_are_marked(open_page, page_config, tmp_path):
+    store = shutil.copytree(page_config.store, tmp_path / "store")
+    files = embedder.open_store(str(store)).files
+    (item,) = [row for row in embedder.open_store(str(store)).to_arrow().to_pylist() if row["item_id"] == LIKE]
+    lines, boxes = (
+        ["Open daily", "营业时间", "a redder car"],
+        [[0.1, 0.2, 0.6, 0.4], [0.0, 0.5, 0.5, 0.75], [0.0, 0.8, 1.0, 1.0]],
+    )
+    add_model(
+        files,
+        "ocr",
+        label_row(LIKE, content_version=item["content_version"]),
+        has_vectors=False,
+        words=pa.array(["\n".join(lines)]),
+        lines=pa.array([lines]),
+        boxes=pa.array([boxes], pa.list_(pa.list_(pa.float32()))),
+        scores=pa.array([[0.9, 0.9, 0.9]]),
+    )
+    with running(str(store), cache_dir=tmp_path / "cache") as url:
+        page = open_page(f"{url}/?q={quote('OPEN 时间 red')}&item={quote(LIKE)}")
+        marks = page.locator(".word-mark")
+        expect(marks).to_have_count(2)
+        assert [mark.get_attribute("title") for mark in marks.all()] == lines[:2]
+        expect(page.locator(".facts")).to_contain_text("ocr.words")
+        expect(page.locator(".facts")).not_to_contain_text("ocr.boxes")
+        image, mark = page.locator(".still").evaluate("each => [each.naturalWidth, each.naturalHeight]"), marks.first
+        page.wait_for_function("document.querySelector('.word-marks').clientWidth > 50")
+        layer, box = page.locator(".word-marks").bounding_box(), mark.bounding_box()
+        assert layer["width"] / layer["height"] == pytest.approx(image[0] / image[1], rel=0.02), "over the image alone"
+        assert (box["x"] - layer["x"]) / layer["width"] == pytest.approx(0.1, abs=0.01)
+        assert box["height"] / layer["height"] == pytest.approx(0.2, abs=0.01)
