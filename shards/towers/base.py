@@ -22,6 +22,7 @@ from shards.ranges import LayerRange
 if TYPE_CHECKING:
     import torch
 
+    from shards.activations import TowerState
     from shards.layouts import Layout
 
 Shape = tuple[int, ...]
@@ -160,6 +161,16 @@ class Tower(ModelSection):
         """Return the tokens of one input inside the layers, `L`, for the planned number."""
 
     @property
+    def layer_shares(self) -> tuple[float, ...]:
+        """Operations of each layer relative to their mean, by which its seconds are estimated; empty if all are equal."""
+        return ()
+
+    def values_at(self, layer: int, num_tokens: int) -> int:
+        """Return the values of one input's activation between layers, in front of a layer."""
+        del layer
+        return self.tokens_in(num_tokens) * self.dim
+
+    @property
     def pooled_dim(self) -> int:
         """Width of the vector that pooling gives the projection head."""
         return self.dim
@@ -233,6 +244,11 @@ class Tower(ModelSection):
         patch columns of each row, for a tower whose images keep their proportions.
         """
 
+    def arrange(self, rows: TowerState, layers: LayerRange) -> Layout:
+        """Lay out rows for a range of layers, on the host; all must have this side."""
+        del layers
+        return self.layout(rows.lengths, rows.grids)
+
     @abstractmethod
     def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
         """Count the tokens of each row, by which rows are grouped to limit padding; arguments as for `layout`.
@@ -258,8 +274,11 @@ class Tower(ModelSection):
         """Return dtype and shape of one element of the tower's input: a frame, or a token id."""
 
     @abstractmethod
-    def activation_shape(self) -> Shape:
-        """Return the shape of one element of an activation in transit: (L, D), or (D,)."""
+    def activation_shape(self, layer: int = 0) -> Shape:
+        """Return the shape of one element of an activation in transit: (L, D), or (D,).
+
+        `layer` is the number of layers before it, in towers whose activations differ by that.
+        """
 
     @abstractmethod
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:

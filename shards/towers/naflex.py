@@ -265,20 +265,17 @@ class NaFlexTower(TimmVisionTower):
 
         return torch.uint8, (self.patch_values,)
 
-    def activation_shape(self) -> Shape:
+    def activation_shape(self, layer: int = 0) -> Shape:
         """Return the shape of a token, (D,)."""
+        del layer
         return (self.width,)
 
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
         """Raise a ModelError unless patches are uint8 (patches of all rows, P), of the model's patch size."""
-        import torch
+        from shards.layouts import check_patches
 
         del lengths
-        if values.dtype != torch.uint8 or tuple(values.shape[1:]) != (self.patch_values,):
-            raise ModelError(
-                f"pixels: found {values.dtype} {list(values.shape)}, the model takes torch.uint8 "
-                f"[N, {self.patch_values}], patches of {self.patch_size} px; decode with the model folder's preprocess"
-            )
+        check_patches(values, self.patch_size)
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches, class and register tokens, and positions; (patches of all rows, P) to (F, L, D)."""

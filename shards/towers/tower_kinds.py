@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
+from shards.ranges import LayerRange
 from shards.towers.base import Shape, Tower
 
 if TYPE_CHECKING:
@@ -36,6 +37,29 @@ class VisionTower(Tower):
         """Side of a patch, px, if images keep their proportions; None if all are squares of `side_px`."""
         return None
 
+    @property
+    def merge_size(self) -> int:
+        """Side of the squares of patches that become one token; both sides of an image are whole squares."""
+        return 1
+
+    @property
+    def fewest_patches(self) -> int:
+        """Number of patches that a smaller image is enlarged to; 0 where the budget alone gives the size."""
+        return 0
+
+    @property
+    def shared_decoder(self) -> TextTower | None:
+        """The text tower, if images pass through its layers behind those of this tower; None for two towers."""
+        return None
+
+    def shared_layers(self, layers: LayerRange) -> LayerRange:
+        """Return the layers of the text tower among a range of layers."""
+        del layers
+        return LayerRange(0, 0)
+
+    def join(self, module: Any, decoder: Any) -> None:
+        """Let the module of this tower use that of the text tower, whose weights it shares; in-place."""
+
     def at_patches(self, num_patches: int) -> Self:
         """Copy the tower for images of so many patches; unchanged if all its images have the same number."""
         del num_patches
@@ -57,8 +81,9 @@ class VisionTower(Tower):
 
         return torch.uint8, (self.side_px, self.side_px, 3)
 
-    def activation_shape(self) -> Shape:
+    def activation_shape(self, layer: int = 0) -> Shape:
         """Return the shape of a frame's tokens, (L, D)."""
+        del layer
         return (self.num_tokens, self.dim)
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Layout:
@@ -143,8 +168,9 @@ class TextTower(Tower):
 
         return torch.int32, ()
 
-    def activation_shape(self) -> Shape:
+    def activation_shape(self, layer: int = 0) -> Shape:
         """Return the shape of a token, (D,)."""
+        del layer
         return (self.dim,)
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Padding:
