@@ -4,8 +4,8 @@ A picture's patches come in squares of `merge` x `merge`, row by row of squares;
 activations hold, for each picture: in front of the decoder one element per square; inside it one per token, behind
 those one per square for each input to a layer that is still to come (DeepStack).
 
-Legend: `R` rows, `F` pictures (frames) of all rows, `N` patches of all pictures, `M` squares of all pictures, `L` tokens
-of the longest conversation.
+Legend: `R` rows, `F` pictures (frames) of all rows, `N` patches of all pictures, `M` squares of all pictures, `L`
+tokens of the longest conversation.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Template = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True)
 class Places:
-    """Positions of the tokens, int64 (tokens,), and of each input to a later layer, int64 (M,), in the packed values."""
+    """Positions of tokens, int64 (tokens,), and of each input to a later layer, int64 (M,), in the packed values."""
 
     tokens: torch.Tensor
     inputs: tuple[torch.Tensor, ...]
@@ -141,8 +141,8 @@ def _conversations(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return ids (F, L), positions (3, F, L) and kinds (F, L) of the tokens of each conversation.
 
-    Source: transformers 5.23, `Qwen3VLModel.get_rope_index`: a text's tokens count on in all three; a picture's keep the
-    time and count rows and columns from there; what follows begins behind the longer side.
+    Source: transformers 5.23, `Qwen3VLModel.get_rope_index`: a text's tokens count on in all three; a picture's keep
+    the time and count rows and columns from there; what follows begins behind the longer side.
     """
     ids, kinds = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
     positions = torch.zeros((3, *shape), dtype=torch.int64)

@@ -162,7 +162,7 @@ class Tower(ModelSection):
 
     @property
     def layer_shares(self) -> tuple[float, ...]:
-        """Operations of each layer relative to their mean, by which its seconds are estimated; empty if all are equal."""
+        """Operations of each layer relative to their mean, as its seconds are estimated; empty if all are equal."""
         return ()
 
     def values_at(self, layer: int, num_tokens: int) -> int:

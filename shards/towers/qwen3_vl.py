@@ -4,9 +4,9 @@ A picture goes through vision blocks, a merger that makes one token of each squa
 layers that texts go through; three vision blocks also feed the first decoder layers (DeepStack). The vision tower's
 layers are all of these, in this order; those of the decoder are the text tower's own, and a shard holds them once.
 
-Legend: `F` pictures (frames) of all rows, `N` patches, `M` squares of patches, `R` captions, `L` tokens, `V` width of the
-vision blocks, `D` width of the decoder. Source: transformers 5.23, `Qwen3VLModel.forward`, whose steps these methods
-follow; the pooling is that of Qwen3-VL-Embedding's own script.
+Legend: `F` pictures (frames) of all rows, `N` patches, `M` squares of patches, `R` captions, `L` tokens, `V` width of
+the vision blocks, `D` width of the decoder. Source: transformers 5.23, `Qwen3VLModel.forward`, whose steps these
+methods follow; the pooling is that of Qwen3-VL-Embedding's own script.
 """
 
 from __future__ import annotations
@@ -471,8 +471,8 @@ class Qwen3VlTower(VisionTower):
         whole = not (grids[:, 1:] % side).any()
         if not whole or (layers.start == 0 and not rows.lengths.equal(grids.prod(1))):
             raise ModelError(
-                f"pixels: rows of {rows.lengths.tolist()[:5]} patches, their grids (frames, rows, columns of patches) are "
-                f"{grids.tolist()[:5]}, of squares of {side} x {side}; decode with the model folder's preprocess"
+                f"pixels: rows of {rows.lengths.tolist()[:5]} patches, their grids (frames, rows, columns of patches) "
+                f"are {grids.tolist()[:5]}, of squares of {side} x {side}; decode with the model folder's preprocess"
             )
         ends = layers.start, layers.stop
         inputs = self.num_inputs(layers.start), self.num_inputs(layers.stop)
