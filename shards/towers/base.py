@@ -83,6 +83,24 @@ class TowerImport:
 
 
 @dataclass(frozen=True)
+class OneTowerImport:
+    """How to read a model whose pictures pass through the layers of its texts from a checkpoint of transformers.
+
+    Attributes:
+        config_class: name of transformers' configuration class.
+        read: makes the vision tower, with its decoder, from that configuration and the path for messages; raises a
+            ModelError for what can't be built.
+        prefixes: by side, what begins the checkpoint's names of a tower's tensors, behind `model.` if there is that.
+        ignored: name prefixes of tensors that an encoder doesn't need.
+    """
+
+    config_class: str
+    read: Callable[[Any, Path], Any]
+    prefixes: Mapping[str, str]
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelClass:
     """A class of transformers with two towers; a `model_type` is None where the configuration names it.
 

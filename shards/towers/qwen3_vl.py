@@ -12,6 +12,7 @@ methods follow; the pooling is that of Qwen3-VL-Embedding's own script.
 from __future__ import annotations
 
 from math import isqrt
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -19,7 +20,17 @@ from pydantic import Field, model_validator
 from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
-from shards.towers.base import Part, Shape, Shapes, TowerFlops, attention_flops, linear_shapes, norm_shapes
+from shards.towers.base import (
+    OneTowerImport,
+    Part,
+    Shape,
+    Shapes,
+    TowerFlops,
+    attention_flops,
+    linear_shapes,
+    norm_shapes,
+)
+from shards.towers.from_transformers import check_settings, one_side
 from shards.towers.text_encoder import TextActivation, TextEncoderTower
 from shards.towers.tower_kinds import TextTower, VisionTower
 
@@ -30,6 +41,9 @@ if TYPE_CHECKING:
     from shards.picture_layout import PictureTokens
 
 CHANNELS = 3
+MAX_CAPTION_TOKENS = 8192
+"""Longest text of the embedding model's own script; the decoder's positions go far beyond."""
+ROPE_THETA = 10000.0  # of the vision blocks' rotary positions
 
 
 class Qwen3VlTextTower(TextEncoderTower):
@@ -653,4 +667,51 @@ class Qwen3VlTower(VisionTower):
         return model
 
 
+def _read_decoder(theirs: Any, where: Path) -> Qwen3VlTextTower:
+    rope = theirs.rope_parameters or {}
+    if rope.get("rope_type", "default") != "default" or not rope.get("mrope_section"):
+        raise ModelError(
+            f"{where}: qwen3_vl: rope_parameters = {rope}; only 'default' with mrope_section can be imported"
+        )
+    own = {"family", "pool", "rope_theta", "mrope_section", "pad_token_id", "max_position_embeddings"}
+    return check_settings(
+        Qwen3VlTextTower,
+        where,
+        theirs,
+        {"attention_bias": False},
+        **{key: getattr(theirs, key) for key in Qwen3VlTextTower.model_fields if key not in own},
+        max_position_embeddings=min(theirs.max_position_embeddings, MAX_CAPTION_TOKENS),
+        rope_theta=rope["rope_theta"],
+        mrope_section=tuple(rope["mrope_section"]),
+        pad_token_id=theirs.pad_token_id or 0,  # only padding has this id, and it is masked
+    )
+
+
+def _read(theirs: Any, where: Path) -> Qwen3VlTower:
+    decoder, vision = _read_decoder(theirs.text_config, where), theirs.vision_config
+    keys = ("depth", "hidden_size", "num_heads", "intermediate_size", "hidden_act")
+    keys += ("spatial_merge_size", "num_position_embeddings")
+    rope = vision.rope_parameters or {}
+    if rope.get("rope_theta", ROPE_THETA) != ROPE_THETA:
+        raise ModelError(
+            f"{where}: qwen3_vl: vision_config.rope_parameters = {rope}; only {ROPE_THETA} can be imported"
+        )
+    return check_settings(
+        Qwen3VlTower,
+        where,
+        vision,
+        {"in_channels": CHANNELS, "out_hidden_size": decoder.dim},
+        **{key: getattr(vision, key) for key in keys},
+        patch_size=one_side(vision.patch_size, "vision_config.patch_size", where),
+        temporal_patch_size=one_side(vision.temporal_patch_size, "vision_config.temporal_patch_size", where),
+        deepstack_visual_indexes=tuple(vision.deepstack_visual_indexes),
+        decoder=decoder,
+    )
+
+
+ONE_TOWERS = {
+    "qwen3_vl": OneTowerImport(
+        "Qwen3VLConfig", _read, {"vision": "visual.", "text": "language_model."}, ignored=("lm_head.",)
+    )
+}
 TOWERS = (Qwen3VlTower, Qwen3VlTextTower)

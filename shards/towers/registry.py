@@ -24,7 +24,7 @@ from shards.towers import (
     vit_imports,
 )
 from shards.towers.albert import AlbertTower
-from shards.towers.base import ModelClass, Tower, TowerImport
+from shards.towers.base import ModelClass, OneTowerImport, Tower, TowerImport
 from shards.towers.tower_kinds import TextTower, VisionTower
 from shards.towers.vit import VitTower
 
@@ -57,6 +57,11 @@ CLASSES: dict[str, ModelClass] = {
 }
 CLASSES["vision-text-dual-encoder"] = ModelClass()
 """transformers' two-tower classes, by `model_type`; the last one joins towers of any families."""
+
+ONE_TOWERS: dict[str, OneTowerImport] = {
+    model_type: found for module in MODULES for model_type, found in getattr(module, "ONE_TOWERS", {}).items()
+}
+"""Readers of models with one tower for pictures and texts, by `model_type`."""
 
 
 def _any_of(kind: type[Tower], default: type[Tower]) -> Any:
