@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 INSTRUCTION = "Represent the user's input."
 CHAT_FILE = "chat_template.json"  # of older processors; newer ones have a chat_template.jinja
+MAX_TOKENS = 1800
+"""Most tokens of a picture in the embedding model's own script; a chat model's processor allows nine times as many."""
 _MARK = "\u2e28mark\u2e29"
 _CURE = "save the model's own processor beside it, with the chat template of its embeddings"
 
@@ -164,7 +166,8 @@ def _budget(folder: Path, vision: VisionTower, *, is_complete: bool) -> dict[str
                 f"{path}: size = {size}: expected shortest_edge and longest_edge in pixels of an image, multiples of a "
                 f"patch's {pixels}; {key} would be {value!r} / {pixels}"
             )
-    return {key: value // pixels for key, value in limits.items()}
+    most = MAX_TOKENS * vision.merge_size**2
+    return {key: min(value // pixels, most) for key, value in limits.items()}
 
 
 def read_conversation(folder: Path) -> Conversation:

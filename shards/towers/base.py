@@ -183,6 +183,11 @@ class Tower(ModelSection):
         """Operations of each layer relative to their mean, as its seconds are estimated; empty if all are equal."""
         return ()
 
+    @property
+    def kinds_of_layers(self) -> tuple[tuple[int, int], ...]:
+        """A layer of each kind, by whose seconds a tower is measured, and how many there are; one kind in most."""
+        return ((0, self.num_layers),)
+
     def values_at(self, layer: int, num_tokens: int) -> int:
         """Return the values of one input's activation between layers, in front of a layer."""
         del layer

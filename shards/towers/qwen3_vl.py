@@ -399,6 +399,12 @@ class Qwen3VlTower(VisionTower):
         flops = self._layer_flops()
         return tuple(each * len(flops) / sum(flops) for each in flops)
 
+    @property
+    def kinds_of_layers(self) -> tuple[tuple[int, int], ...]:
+        """The first of the vision blocks, the merger, the first decoder layer that gets nothing from vision blocks."""
+        plain = min(len(self.deepstack_visual_indexes), self.decoder.num_layers - 1)
+        return ((0, self.depth), (self.depth, 1), (self.first_decoder_layer + plain, self.decoder.num_layers))
+
     def flops(self, num_tokens: int) -> TowerFlops:
         """Count the operations for one image; those of a layer are the mean."""
         del num_tokens
