@@ -96,8 +96,8 @@ def test_parameters_of_the_published_sizes_are_transformers_own(size, tmp_path):
 
 def test_the_8b_model_on_two_and_eight_devices_of_24_gb_is_as_computed_by_hand(tmp_path):
     config = config_of("8B", tmp_path)
-    # By hand: 8,144,793,840 values; a decoder layer 4096 x (2 x 4096 + 2 x 1024 + 3 x 12288) + norms = 192,946,432; the
-    # token table 151936 x 4096 = 622,329,856; the rest is vision.
+    # By hand: 8,144,793,840 values; a decoder layer 4096 x (2 x 4096 + 2 x 1024 + 3 x 12288) + norms = 192,946,432,
+    # the token table 151936 x 4096 = 622,329,856; the rest is vision.
     layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288) + 2 * 4096 + 2 * 128
     table, last_norm = 151936 * 4096, 4096
     block = 4 * 1152**2 + 4 * 1152 + 2 * 1152 * 4304 + 4304 + 1152 + 4 * 1152
@@ -113,7 +113,7 @@ def test_the_8b_model_on_two_and_eight_devices_of_24_gb_is_as_computed_by_hand(t
         ]
         assert plan.stages[0].weight_bytes == pytest.approx(2 * 8.145e9, rel=1e-3)
         assert plan.stages[0].memory_bytes < 24e9
-    # By hand: 256 tokens of a picture and 64 of a text in 36 layers, 1,024 patches in the blocks; attention is the rest.
+    # By hand: 256 tokens of a picture and 64 of a text in 36 layers, 1,024 patches in blocks; attention is the rest.
     flops = 2 * 320 * 36 * layer + 2 * 1024 * 27 * block
     stage = plan.stages[0]
     assert stage.flops_per_image + stage.flops_per_caption == pytest.approx(flops, rel=0.05)

@@ -1,4 +1,4 @@
-"""Qwen3-VL as one tower for pictures, texts, and both: against transformers with its own processor, at every cut."""
+"""Qwen3-VL as one tower for pictures, texts, and both: against transformers with its processor, and at every cut."""
 
 import json
 import shutil
