@@ -149,7 +149,8 @@ def _budget(folder: Path, vision: VisionTower, *, is_complete: bool) -> dict[str
     if found is None:
         return {}
     path, settings = found
-    expected = {"patch_size": vision.patch_px, "merge_size": vision.merge_size}
+    side = vision.patch_px or 1
+    expected = {"patch_size": side, "merge_size": vision.merge_size}
     expected["temporal_patch_size"] = getattr(vision, "temporal_patch_size", 1)
     for key, value in expected.items():
         if settings.get(key, value) != value:
@@ -159,7 +160,7 @@ def _budget(folder: Path, vision: VisionTower, *, is_complete: bool) -> dict[str
         "min_patches": settings.get("min_pixels") or size.get("shortest_edge"),
         "max_patches": settings.get("max_pixels") or size.get("longest_edge"),
     }
-    pixels = expected["patch_size"] ** 2
+    pixels = side**2
     for key, value in limits.items():
         if not isinstance(value, int) or value < pixels or value % pixels:
             raise ModelError(
@@ -178,7 +179,8 @@ def read_conversation(folder: Path) -> Conversation:
     tree = read_json(folder / CONFIG_FILE, "give the folder of a model that transformers saved")
     tokenizer = load_fast_tokenizer(folder)
     template = tokenizer.chat_template or _old_template(folder)
-    picture = tokenizer.convert_ids_to_tokens(int(tree.get("image_token_id") or 0))
+    picture_id = tree.get("image_token_id")
+    picture = tokenizer.convert_ids_to_tokens(picture_id) if isinstance(picture_id, int) else None
     if not isinstance(template, str) or not picture:
         raise ModelError(f"{folder}: found no chat template, or no token of image_token_id; {_CURE}")
     sentence = find_sentence_model(folder)
@@ -191,10 +193,10 @@ def read_conversation(folder: Path) -> Conversation:
     backend.no_truncation()
     backend.no_padding()
     whole = backend.encode(f"{caption_prompt}{between}{end}").ids
-    place = whole.index(tree["image_token_id"])
+    place = whole.index(picture_id)
     inner = _ids(backend, between.rpartition(picture)[2])
     rest = whole[place + 1 :]
-    if rest[: len(inner)] != inner or tree["image_token_id"] in rest:
+    if rest[: len(inner)] != inner or picture_id in rest:
         raise ModelError(f"{folder}: the tokeniser joins a picture with what follows it; {_CURE}")
     after = tuple(rest[len(inner) :])
     content = _with_end(backend, after, caption_prompt, end, folder)

@@ -186,9 +186,9 @@ class Qwen3VlTower(VisionTower):
     family: Literal["qwen3_vl"] = "qwen3_vl"
     depth: int = Field(24, ge=1, description="vision blocks")
     hidden_size: int = Field(1024, ge=1, description="width of the vision blocks")
-    num_heads: int = Field(16, ge=1)
+    num_heads: int = Field(16, ge=1, description="heads of a vision block")
     intermediate_size: int = Field(4096, ge=1, description="width of a vision block's MLP")
-    hidden_act: TextActivation = "gelu_pytorch_tanh"
+    hidden_act: TextActivation = Field("gelu_pytorch_tanh", description="of a vision block's MLP")
     patch_size: int = Field(16, ge=1, description="side of a patch, px")
     temporal_patch_size: int = Field(2, ge=1, description="times that a picture stands in a patch, as in a still video")
     spatial_merge_size: int = Field(2, ge=1, description="side of the squares of patches that become one token")
@@ -545,7 +545,7 @@ class Qwen3VlTower(VisionTower):
             spatial_merge_size=self.spatial_merge_size,
         )
         places, weights = places.to(values.device), weights.to(values.device)
-        x_NV = module.patch_embed(self._in_time(values))
+        x_NV: torch.Tensor = module.patch_embed(self._in_time(values))
         positions_NV = (module.pos_embed(places) * weights[:, :, None]).sum(1)
         return (x_NV + positions_NV.to(x_NV.dtype)).view(-1, self.square_width)
 
@@ -695,8 +695,8 @@ def _read_decoder(theirs: Any, where: Path) -> Qwen3VlTextTower:
 
 def _read(theirs: Any, where: Path) -> Qwen3VlTower:
     decoder, vision = _read_decoder(theirs.text_config, where), theirs.vision_config
-    keys = ("depth", "hidden_size", "num_heads", "intermediate_size", "hidden_act")
-    keys += ("spatial_merge_size", "num_position_embeddings")
+    keys = ["depth", "hidden_size", "num_heads", "intermediate_size", "hidden_act"]
+    keys += ["spatial_merge_size", "num_position_embeddings"]
     rope = vision.rope_parameters or {}
     if rope.get("rope_theta", ROPE_THETA) != ROPE_THETA:
         raise ModelError(

@@ -149,7 +149,8 @@ def _workspace(
     if not problem.config.is_one_tower:
         return of_images * (vision.num_layers > 0), of_captions * (text.num_layers > 0)
     runs_texts = vision.sums([float(len(spec.text)) for spec in _layer_specs(problem)]) > 0
-    return np.maximum(of_images * (vision.num_layers > 0), of_captions * runs_texts), np.zeros(1)
+    held: Floats = np.maximum(of_images * (vision.num_layers > 0), of_captions * runs_texts)
+    return held, np.zeros(1)
 
 
 def _layer_specs(problem: PlacementProblem) -> list[ShardSpec]:
