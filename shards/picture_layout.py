@@ -127,7 +127,8 @@ def _texts(rows: TowerState, frames: torch.Tensor) -> list[list[int]]:
     """Return the token ids of the text of each picture: its row's."""
     if rows.text is None:
         return [[]] * int(frames.sum())
-    texts = [part.tolist() for part in rows.text.values.split(rows.text.lengths.tolist())]
+    ids, stops = rows.text.values.tolist(), rows.text.lengths.cumsum(0).tolist()
+    texts = [ids[stop - length : stop] for stop, length in zip(stops, rows.text.lengths.tolist(), strict=True)]
     return [text for text, number in zip(texts, frames.tolist(), strict=True) for _ in range(number)]
 
 
@@ -169,4 +170,5 @@ def causal_mask(tokens: Any) -> torch.Tensor | None:
         return None
     side = tokens.is_token.shape[1]
     before = torch.ones((side, side), dtype=torch.bool, device=tokens.is_token.device).tril()
-    return tokens.is_token[:, None, None, :] & before
+    mask: torch.Tensor = tokens.is_token[:, None, None, :] & before
+    return mask

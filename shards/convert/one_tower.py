@@ -161,14 +161,14 @@ def _budget(folder: Path, vision: VisionTower, *, is_complete: bool) -> dict[str
         "max_patches": settings.get("max_pixels") or size.get("longest_edge"),
     }
     pixels = side**2
-    for key, value in limits.items():
-        if not isinstance(value, int) or value < pixels or value % pixels:
+    for key, limit in limits.items():
+        if not isinstance(limit, int) or limit < pixels or limit % pixels:
             raise ModelError(
                 f"{path}: size = {size}: expected shortest_edge and longest_edge in pixels of an image, multiples of a "
-                f"patch's {pixels}; {key} would be {value!r} / {pixels}"
+                f"patch's {pixels}; {key} would be {limit!r} / {pixels}"
             )
     most = MAX_TOKENS * vision.merge_size**2
-    return {key: min(value // pixels, most) for key, value in limits.items()}
+    return {key: min(int(limit or 0) // pixels, most) for key, limit in limits.items()}
 
 
 def read_conversation(folder: Path) -> Conversation:

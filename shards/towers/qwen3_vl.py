@@ -547,7 +547,8 @@ class Qwen3VlTower(VisionTower):
         places, weights = places.to(values.device), weights.to(values.device)
         x_NV: torch.Tensor = module.patch_embed(self._in_time(values))
         positions_NV = (module.pos_embed(places) * weights[:, :, None]).sum(1)
-        return (x_NV + positions_NV.to(x_NV.dtype)).view(-1, self.square_width)
+        placed: torch.Tensor = x_NV + positions_NV.to(x_NV.dtype)
+        return placed.view(-1, self.square_width)
 
     def _in_time(self, values: torch.Tensor) -> torch.Tensor:
         """Convert patches (N, rows x columns x 3) to the library's: (N, 3 x times x rows x columns)."""
@@ -605,7 +606,7 @@ class Qwen3VlTower(VisionTower):
                 return layout.tokens.pad(packed), []
             return layout.tokens.pad(packed[layout.start.tokens]), [packed[each] for each in layout.start.inputs]
         width = self.square_width if layer <= self.depth else self.dim
-        inputs = list(packed[:, width:].split(self.dim, 1)) if packed.shape[1] > width else []
+        inputs = [packed[:, start : start + self.dim] for start in range(width, packed.shape[1], self.dim)]
         return packed[:, :width].reshape(-1, self.hidden_size if layer <= self.depth else self.dim), inputs
 
     def _pack(self, x: torch.Tensor, inputs: list[torch.Tensor], layer: int, layout: Any) -> torch.Tensor:
@@ -613,7 +614,7 @@ class Qwen3VlTower(VisionTower):
         import torch
 
         if layer > self.first_decoder_layer:
-            tokens = layout.tokens.pack(x)
+            tokens: torch.Tensor = layout.tokens.pack(x)
             if layout.stop is None:
                 return tokens
             packed = tokens.new_empty((len(tokens) + sum(map(len, inputs)), self.dim))

@@ -1,4 +1,4 @@
-"""Plans of one tower for pictures and texts, from the configuration alone: published sizes, and the best of all cuts."""
+"""Plans of one tower for pictures and texts, from the configuration alone: published sizes, the best of all cuts."""
 
 import json
 from itertools import combinations

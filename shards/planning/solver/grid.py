@@ -144,13 +144,14 @@ def _workspace(
     problem: PlacementProblem, costs: ModelCosts, vision: LayerRanges, text: LayerRanges
 ) -> tuple[Floats, Floats]:
     """Return an item's workspace in each vision range, (V,), and text range, (T,); all in the first for one tower."""
-    of_images = problem.mix.images_per_item * costs.workspace_bytes_per_image
     of_captions = problem.mix.captions_per_item * costs.workspace_bytes_per_caption
+    images = (vision.num_layers > 0).astype(np.float64) * problem.mix.images_per_item * costs.workspace_bytes_per_image
+    captions = (text.num_layers > 0).astype(np.float64) * of_captions
     if not problem.config.is_one_tower:
-        return of_images * (vision.num_layers > 0), of_captions * (text.num_layers > 0)
+        return images, captions
     runs_texts = vision.sums([float(len(spec.text)) for spec in _layer_specs(problem)]) > 0
-    held: Floats = np.maximum(of_images * (vision.num_layers > 0), of_captions * runs_texts)
-    return held, np.zeros(1)
+    held: Floats = np.maximum(images, of_captions * runs_texts)
+    return held, captions
 
 
 def _layer_specs(problem: PlacementProblem) -> list[ShardSpec]:
