@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from shards.activations import TowerState
 from shards.layouts import Move, Padding, RowMeans
+from shards.towers.base import Rows
 
 TEXT, PICTURE = 0, 1
 
@@ -74,7 +74,7 @@ class PictureTokens:
 
     @staticmethod
     def of(
-        rows: TowerState, merge: int, template: Template, inputs: tuple[int, int], *, is_inside: tuple[bool, bool]
+        rows: Rows, merge: int, template: Template, inputs: tuple[int, int], *, is_inside: tuple[bool, bool]
     ) -> "PictureTokens":
         """Lay out rows by their grids and texts, on the CPU.
 
@@ -123,7 +123,7 @@ class PictureTokens:
         return x
 
 
-def _texts(rows: TowerState, frames: torch.Tensor) -> list[list[int]]:
+def _texts(rows: Rows, frames: torch.Tensor) -> list[list[int]]:
     """Return the token ids of the text of each picture: its row's."""
     if rows.text is None:
         return [[]] * int(frames.sum())

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from shards.file_schema import ModelSection
 from shards.ranges import LayerRange
@@ -22,7 +22,6 @@ from shards.ranges import LayerRange
 if TYPE_CHECKING:
     import torch
 
-    from shards.activations import TowerState
     from shards.layouts import Layout
 
 Shape = tuple[int, ...]
@@ -30,6 +29,26 @@ Shapes = dict[str, Shape]
 Part = Literal["front", "layers", "head"]
 
 PARTS: tuple[Part, ...] = ("front", "layers", "head")
+
+
+class Rows(Protocol):
+    """Rows of one side, as `shards.activations.TowerState` has them."""
+
+    @property
+    def values(self) -> torch.Tensor:
+        """Values of all rows, one after the other."""
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Number of values of each row."""
+
+    @property
+    def grids(self) -> torch.Tensor | None:
+        """Frames, patch rows and patch columns of each row."""
+
+    @property
+    def text(self) -> Rows | None:
+        """Token ids of a text that each image comes with."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +286,7 @@ class Tower(ModelSection):
         patch columns of each row, for a tower whose images keep their proportions.
         """
 
-    def arrange(self, rows: TowerState, layers: LayerRange) -> Layout:
+    def arrange(self, rows: Rows, layers: LayerRange) -> Layout:
         """Lay out rows for a range of layers, on the host; all must have this side."""
         del layers
         return self.layout(rows.lengths, rows.grids)

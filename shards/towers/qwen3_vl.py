@@ -23,6 +23,7 @@ from shards.ranges import LayerRange
 from shards.towers.base import (
     OneTowerImport,
     Part,
+    Rows,
     Shape,
     Shapes,
     TowerFlops,
@@ -37,7 +38,6 @@ from shards.towers.tower_kinds import TextTower, VisionTower
 if TYPE_CHECKING:
     import torch
 
-    from shards.activations import TowerState
     from shards.picture_layout import PictureTokens
 
 CHANNELS = 3
@@ -481,7 +481,7 @@ class Qwen3VlTower(VisionTower):
 
         return self.arrange(TowerState(lengths, lengths, grids), LayerRange(0, self.num_layers))
 
-    def arrange(self, rows: TowerState, layers: LayerRange) -> PictureTokens:
+    def arrange(self, rows: Rows, layers: LayerRange) -> PictureTokens:
         """Lay out images, with their texts, for a range of layers; raises a ModelError if grids don't match."""
         from shards.picture_layout import PictureTokens
 
@@ -644,7 +644,7 @@ class Qwen3VlTower(VisionTower):
         kinds = torch.zeros(layout.tokens.shape, dtype=torch.int32, device=values.device)
         kinds.view(-1)[layout.picture] = 1
         used = set(layout.ids.flatten().tolist())
-        model = self._whole(module, next(each for each in range(self.decoder.vocab_size) if each not in used))
+        model = self._assemble(module, next(each for each in range(self.decoder.vocab_size) if each not in used))
         output = model(
             input_ids=layout.ids.masked_fill(kinds == 1, model.config.image_token_id),
             attention_mask=layout.tokens.is_token.long(),
@@ -656,7 +656,7 @@ class Qwen3VlTower(VisionTower):
         last: torch.Tensor = output.last_hidden_state[rows, layout.tokens.num_tokens - 1]
         return last
 
-    def _whole(self, module: Any, picture_id: int) -> Any:
+    def _assemble(self, module: Any, picture_id: int) -> Any:
         """Put this tower's module and the text tower's into transformers' class of the whole model.
 
         `picture_id` stands where a picture's tokens are.
