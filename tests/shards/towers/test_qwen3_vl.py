@@ -20,6 +20,7 @@ from shards.activations import Batch, TowerState
 from shards.convert import import_checkpoint
 from shards.costs import BYTES_PER_VALUE, cut_bytes, weight_bytes
 from shards.model_config import load_model_config
+from shards.onnx_export import export_towers
 from shards.ranges import LayerRange
 from shards.shard import load_shard
 from shards.shard_specs import ShardSpec, one_tower, specs_between, whole_model
@@ -213,6 +214,13 @@ def test_queries_have_the_instruction_of_sentence_transformers_prompts(checkpoin
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
     (tmp_path / "other").mkdir()
     check_refused(import_checkpoint, folder, tmp_path / "other" / "out", "only the last token's vector")
+
+
+def test_torch_encodes_its_queries(model, tmp_path):
+    reasons = export_towers(model, tmp_path)
+    assert len(reasons) == 2
+    assert all("shares layers with the other" in reason and "\n" not in reason for reason in reasons)
+    assert not list(tmp_path.glob("*.onnx"))
 
 
 @pytest.mark.parametrize(
