@@ -289,11 +289,6 @@ class Qwen3VlTower(VisionTower):
         return self.min_patches
 
     @property
-    def patch_values(self) -> int:
-        """Number of values of one patch: 3 for each pixel."""
-        return CHANNELS * self.patch_size**2
-
-    @property
     def square_width(self) -> int:
         """Width of a square of patches, in front of the merger."""
         return self.hidden_size * self.spatial_merge_size**2
@@ -417,17 +412,6 @@ class Qwen3VlTower(VisionTower):
         block = self.max_patches * (5 * self.hidden_size + 2 * self.intermediate_size)
         return max(block, self.decoder.workspace_values(self.decoder_tokens))
 
-    def input_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of one image's patches."""
-        del num_tokens
-        return self.max_patches * self.patch_values
-
-    def input_layout(self) -> tuple[torch.dtype, Shape]:
-        """Return dtype and shape of a patch."""
-        import torch
-
-        return torch.uint8, (self.patch_values,)
-
     def _settings(self) -> dict[str, Any]:
         """Return the settings of transformers' vision configuration."""
         excluded = {"family", "min_patches", "max_patches", "ids_before", "ids_between", "ids_after", "decoder"}
@@ -519,19 +503,6 @@ class Qwen3VlTower(VisionTower):
         unit, squares = self.spatial_merge_size, max(1, self.max_patches // self.spatial_merge_size**2)
         rows = isqrt(squares)
         return torch.tensor([(1, unit * rows, unit * (squares // rows))] * len(lengths)).int()
-
-    def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Return random patches."""
-        import torch
-
-        return torch.randint(0, 256, (int(lengths.sum()), self.patch_values)).byte()
-
-    def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Raise a ModelError unless patches are uint8 (patches of all rows, values), of the model's patch size."""
-        from shards.layouts import check_patches
-
-        del lengths
-        check_patches(values, self.patch_size)
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches and positions; (N, values) to packed squares."""
@@ -634,13 +605,9 @@ class Qwen3VlTower(VisionTower):
         self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function of the whole model."""
-        layout = self.layout(lengths, grids).move_to(lambda each: each.to(values.device))
-        return self.compare(module, values, layout)
-
-    def compare(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Compute pooled features of images laid out for all layers by transformers' own forward function."""
         import torch
 
+        layout = self.layout(lengths, grids).move_to(lambda each: each.to(values.device))
         kinds = torch.zeros(layout.tokens.shape, dtype=torch.int32, device=values.device)
         kinds.view(-1)[layout.picture] = 1
         used = set(layout.ids.flatten().tolist())

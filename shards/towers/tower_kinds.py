@@ -38,6 +38,11 @@ class VisionTower(Tower):
         return None
 
     @property
+    def patch_values(self) -> int:
+        """Number of values of one patch, 3 for each pixel, if images keep their proportions."""
+        return 3 * (self.patch_px or 0) ** 2
+
+    @property
     def merge_size(self) -> int:
         """Side of the squares of patches that become one token; both sides of an image are whole squares."""
         return 1
@@ -73,12 +78,16 @@ class VisionTower(Tower):
     def input_bytes(self, num_tokens: int) -> int:
         """Return the bytes of one image's pixels."""
         del num_tokens
+        if self.patch_px is not None:
+            return (self.num_tokens - self.num_prefix_tokens) * self.patch_values
         return 3 * self.side_px**2
 
     def input_layout(self) -> tuple[torch.dtype, Shape]:
-        """Return dtype and shape of a frame."""
+        """Return dtype and shape of a frame, or of a patch if images keep their proportions."""
         import torch
 
+        if self.patch_px is not None:
+            return torch.uint8, (self.patch_values,)
         return torch.uint8, (self.side_px, self.side_px, 3)
 
     def activation_shape(self, layer: int = 0) -> Shape:
@@ -109,14 +118,17 @@ class VisionTower(Tower):
         """Return random pixels."""
         import torch
 
-        return torch.randint(0, 256, (int(lengths.sum()), self.side_px, self.side_px, 3)).byte()
+        return torch.randint(0, 256, (int(lengths.sum()), *self.input_layout()[1])).byte()
 
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Raise a ModelError unless pixels are uint8 (F, H, W, 3): square RGB images of the model's size."""
-        from shards.layouts import check_pixels
+        """Raise a ModelError unless pixels are uint8 (F, H, W, 3), of the model's size, or patches (N, 3 a pixel)."""
+        from shards.layouts import check_patches, check_pixels
 
         del lengths
-        check_pixels(values, self.side_px)
+        if self.patch_px is not None:
+            check_patches(values, self.patch_px)
+        else:
+            check_pixels(values, self.side_px)
 
     def pixel_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Choose the dtype of normalised pixels by the compute dtype."""
