@@ -193,11 +193,11 @@ def read_conversation(folder: Path) -> Conversation:
     backend.no_truncation()
     backend.no_padding()
     whole = backend.encode(f"{caption_prompt}{between}{end}").ids
-    place = whole.index(picture_id)
+    place = whole.index(picture_id) if whole.count(picture_id) == 1 else -1
     inner = _ids(backend, between.rpartition(picture)[2])
     rest = whole[place + 1 :]
-    if rest[: len(inner)] != inner or picture_id in rest:
-        raise ModelError(f"{folder}: the tokeniser joins a picture with what follows it; {_CURE}")
+    if place < 0 or rest[: len(inner)] != inner:
+        raise ModelError(f"{folder}: the tokeniser joins {picture!r} with what stands beside it; {_CURE}")
     after = tuple(rest[len(inner) :])
     content = _with_end(backend, after, caption_prompt, end, folder)
     return Conversation(caption_prompt, query_prompt, tuple(whole[:place]), tuple(inner), after, content)
