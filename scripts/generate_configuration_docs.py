@@ -6,8 +6,6 @@ python scripts/generate_configuration_docs.py
 
 import re
 from collections.abc import Iterator
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 
 from embedder.config import RunConfig
@@ -33,8 +31,10 @@ def page() -> str:
     training = sections_of(TrainConfig, known=kinds_of(RunConfig))
     for head, (top, *others) in ((RUN, sections_of(RunConfig)), (TRAINING, training)):
         parts += [head, "\n".join(_table(top))]
-        for heading, group in groupby(others, key=attrgetter("heading")):
-            families = list(group)
+        by_heading: dict[str, list[Section]] = {}
+        for section in others:  # a family's own tables may stand between two families
+            by_heading.setdefault(section.heading, []).append(section)
+        for heading, families in by_heading.items():
             if len(families) > 1:
                 default = next(section.family for section in families if section.is_default)
                 parts.append(f"### `{heading}`\n\nIts key `family` names one; without it: `{default}`.\n")

@@ -16,7 +16,7 @@ from shards.costs import count_parameters
 from shards.model_config import ModelConfig
 from shards.plan import plan_shards
 from shards.tensor_shapes import model_shapes
-from shards.towers.registry import CLASSES, IMPORTS
+from shards.towers.registry import CLASSES, IMPORTS, ONE_TOWERS
 from shards.towers.tower_kinds import TextTower, VisionTower
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"
@@ -41,6 +41,7 @@ def _kinds() -> Iterator[list[str]]:
     towers = {name: read_tower(name, "", {}, frozenset(), Path("config.json")) for name in IMPORTS}
     kinds = {
         "two towers": list(CLASSES),
+        "one tower for both": list(ONE_TOWERS),
         "a tower for images": [name for name, tower in towers.items() if isinstance(tower, VisionTower)],
         "a tower for texts": [name for name, tower in towers.items() if isinstance(tower, TextTower)],
     }
@@ -64,7 +65,7 @@ def _sizes(config: ModelConfig) -> list[str]:
     image = ["", ""]
     if config.vision is not None:
         side = str(config.vision.side_px) if config.vision.patch_px is None else "own proportions"
-        image = [side, f"{config.vision.num_tokens:,}"]
+        image = [side, f"{config.vision.num_tokens // config.vision.merge_size**2:,}"]
     caption = "" if config.text is None else str(config.preprocess.max_caption_tokens)
     return [*image, caption, f"{count_parameters(model_shapes(config)) / 1e6:,.0f} M"]
 

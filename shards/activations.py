@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from shards.layouts import Layout, Move
+    from shards.ranges import LayerRange
     from shards.towers.base import Tower
 
 # Kinds of output of a shard on one side.
@@ -33,17 +34,20 @@ class TowerState:
             embeddings. They sum to the first dimension of `values`.
         grids: int32 (B, 3), on the CPU: frames, patch rows and patch columns of each row, zeros where the row lacks
             this side; None for a tower without grids.
+        text: token ids int32 (T,) and their lengths (B,), on the CPU, of a text that each image comes with, for a tower
+            whose vector is of both; None for images alone.
     """
 
     values: torch.Tensor
     lengths: torch.Tensor
     grids: torch.Tensor | None = None
+    text: TowerState | None = None
 
     def take(self, rows: torch.Tensor) -> TowerState:
         """Gather some rows, int64 (R,), in this order."""
         grids = None if self.grids is None else self.grids[rows]
         places = element_places(self.lengths, rows).to(self.values.device)
-        return TowerState(self.values[places], self.lengths[rows], grids)
+        return TowerState(self.values[places], self.lengths[rows], grids, self.text and self.text.take(rows))
 
     def groups(self, tower: Tower, costs: GroupCosts = CPU_GROUPS) -> list[torch.Tensor]:
         """Return the groups of rows that a tower computes together, int64; all rows must have this side."""
@@ -81,8 +85,10 @@ class Arrangement:
     lengths: torch.Tensor
 
     @staticmethod
-    def of(state: TowerState, tower: Tower, output: Output, costs: GroupCosts = CPU_GROUPS) -> Arrangement:
-        """Arrange a state of which at least one row has this side; its values don't matter.
+    def of(
+        state: TowerState, tower: Tower, output: Output, layers: LayerRange, costs: GroupCosts = CPU_GROUPS
+    ) -> Arrangement:
+        """Arrange a state of which at least one row has this side, for a range of layers; its values don't matter.
 
         Rows are grouped by the tokens that the tower counts; without a count, all rows are one group.
         """
@@ -90,12 +96,13 @@ class Arrangement:
 
         rows = state.lengths.nonzero().squeeze(1)
         grids = None if state.grids is None else state.grids[rows]
-        present = TowerState(state.values, state.lengths[rows], grids)
+        present = TowerState(state.values, state.lengths[rows], grids, state.text and state.text.take(rows))
         numbers, groups, found = present.groups(tower, costs), [], []
         for number in numbers:
             lengths = present.lengths[number]
-            own = TowerState(present.values[:0], lengths, None if grids is None else grids[number])
-            layout = tower.layout(lengths, own.grids)
+            text = present.text and present.text.take(number)
+            own = TowerState(present.values[:0], lengths, None if grids is None else grids[number], text)
+            layout = tower.arrange(own, layers)
             places = element_places(present.lengths, number) if len(numbers) > 1 else None
             groups.append((places, layout, own))
             found.append(lengths.clamp(max=1) if output == "embedding" else layout.elements_per_row)
@@ -124,7 +131,7 @@ class Arrangement:
             for places, layout, own in self.groups
         ]
         values = parts[0] if self.order is None else torch.cat(parts)[self.order]
-        return TowerState(values, self.lengths, state.grids)
+        return replace(state, values=values, lengths=self.lengths)
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,21 @@ BYTES_PER_VALUE: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "i
 class TowerCosts:
     """Operations of one tower, with its projection, for one input.
 
-    `front` (embeddings, stem) belongs to the first layer, `head` (pooling, projection) to the last.
+    `front` (embeddings, stem) belongs to the first layer, `head` (pooling, projection) to the last; `layer` is the
+    mean, `shares` are as in `Tower.layer_shares`.
     """
 
     front: float
     layer: float
     head: float
     depth: int
+    shares: tuple[float, ...] = ()
 
     def of(self, layers: LayerRange) -> float:
         """Return the operations of a range of layers, including front and head where the range holds them."""
         front = self.front if layers.holds_front() else 0.0
         head = self.head if layers.holds_head(self.depth) else 0.0
-        return front + self.layer * len(layers) + head
+        return front + self.layer * layers.count(self.shares) + head
 
 
 def tower_costs(config: ModelConfig, side: str, num_tokens: int) -> TowerCosts:
@@ -42,7 +44,7 @@ def tower_costs(config: ModelConfig, side: str, num_tokens: int) -> TowerCosts:
         return TowerCosts(0.0, 0.0, 0.0, 0)
     flops = tower.flops(num_tokens)
     projection = 2 * sum(prod(shape) for shape in projection_shapes(config, side).values() if len(shape) == 2)
-    return TowerCosts(flops.front, flops.layer, flops.head + projection, tower.num_layers)
+    return TowerCosts(flops.front, flops.layer, flops.head + projection, tower.num_layers, tower.layer_shares)
 
 
 def weight_bytes(config: ModelConfig, spec: ShardSpec, dtype: Dtype) -> int:
@@ -77,4 +79,4 @@ def cut_bytes(config: ModelConfig, side: str, layer: int, dtype: Dtype, num_toke
         return tower.input_bytes(num_tokens)
     if layer == tower.num_layers:
         return config.embedding_dim * BYTES_PER_VALUE["float32"]
-    return tower.tokens_in(num_tokens) * tower.dim * BYTES_PER_VALUE[dtype]
+    return tower.values_at(layer, num_tokens) * BYTES_PER_VALUE[dtype]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from shards.activations import TowerState
 from shards.costs import Dtype, weight_bytes
 from shards.model_config import ModelConfig, load_model_config
 from shards.profile import clock_of, measure_call, random_activation, torch_threads
@@ -72,7 +73,8 @@ def _time_towers(folder: Path, config: ModelConfig, device: str) -> dict[str, fl
         middle = tower.num_layers // 2
         spec = one_tower(side, LayerRange(middle, middle + 1))
         for dtype, layer_s in _time_layer(folder, config, spec, side, device).items():
-            seconds[dtype] += tower.num_layers * layer_s
+            share = tower.layer_shares[middle] if tower.layer_shares else 1.0
+            seconds[dtype] += tower.num_layers * layer_s / share
     return seconds
 
 
@@ -93,7 +95,10 @@ def _layer_of(shard: Shard, side: str, num_inputs: int) -> Callable[[], torch.Te
     """Return a function that runs the shard's one layer over random activations."""
     tower, layers = shard.config.towers[side], shard.spec.layers_of(side)
     lengths = tower.sample_lengths(1, CAPTION_TOKENS).expand(num_inputs)
-    layout = tower.layout(lengths, tower.sample_grids(lengths)).move_to(lambda values: values.to(shard.device))
-    shape = int(layout.elements_per_row.sum()), *tower.activation_shape()
+    rows = TowerState(lengths, lengths, tower.sample_grids(lengths))
+    layout = tower.arrange(rows, layers).move_to(lambda values: values.to(shard.device))
+    # As many elements as leave the layer in front of it.
+    num_elements = int(tower.arrange(rows, LayerRange(0, layers.start)).elements_per_row.sum())
+    shape = num_elements, *tower.activation_shape(layers.start)
     x_FLD = layout.pad(random_activation(shape, shard.dtype, shard.device))
     return lambda: tower.run(getattr(shard, side), layers, x_FLD, layout)

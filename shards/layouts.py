@@ -279,6 +279,16 @@ def check_pixels(pixels_FHWC: torch.Tensor, size_px: int) -> None:
         )
 
 
+def check_patches(patches: torch.Tensor, side_px: int) -> None:
+    """Raise a ModelError unless patches are uint8 (N, 3 values a pixel), of the model's patch size."""
+    num_values = 3 * side_px**2
+    if patches.dtype != torch.uint8 or tuple(patches.shape[1:]) != (num_values,):
+        raise ModelError(
+            f"pixels: found {patches.dtype} {list(patches.shape)}, the model takes torch.uint8 "
+            f"[N, {num_values}], patches of {side_px} px; decode with the model folder's preprocess"
+        )
+
+
 def check_tokens(ids_N: torch.Tensor, lengths: torch.Tensor, num_vocabulary: int, max_tokens: int) -> None:
     """Raise a ModelError if a token id, int32 (N,), is outside the vocabulary, or a caption is too long."""
     longest = int(lengths.max())

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from shards.file_schema import ModelSection, describe, read_json
 from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
+from shards.ranges import LayerRange
 from shards.towers.base import Tower
 from shards.towers.registry import AnyTextTower, AnyVisionTower
 from shards.towers.tower_kinds import TextTower, VisionTower
@@ -63,6 +64,11 @@ class ModelConfig(ModelSection):
                 f"preprocess.max_caption_tokens ({self.preprocess.max_caption_tokens}) exceeds "
                 f"the {self.text.max_tokens} tokens that the text tower takes; lower it"
             )
+        decoder = self.vision.shared_decoder if self.vision is not None else None
+        if decoder is not None and decoder != self.text:
+            raise ValueError(
+                "vision.decoder is not the text tower, whose layers its images pass through; make them equal"
+            )
         for side, tower in self.towers.items():
             if self.projections[side] == "none" and tower.pooled_dim != self.embedding_dim:
                 raise ValueError(
@@ -81,6 +87,15 @@ class ModelConfig(ModelSection):
         """The towers that the model has, by side."""
         sides = {"vision": self.vision, "text": self.text}
         return {side: tower for side, tower in sides.items() if tower is not None}
+
+    @property
+    def is_one_tower(self) -> bool:
+        """Whether images pass through the layers of the text tower, too; both sides are then cut at the same layers."""
+        return self.vision is not None and self.vision.shared_decoder is not None
+
+    def shared_layers(self, vision: LayerRange) -> LayerRange:
+        """Return the layers of the text tower among a range of the vision tower's; empty for two towers."""
+        return self.vision.shared_layers(vision) if self.vision is not None else LayerRange(0, 0)
 
     @property
     def num_layers(self) -> dict[str, int]:

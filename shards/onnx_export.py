@@ -61,6 +61,11 @@ class ExportError(ModelError):
 def export_tower(folder: Path, side: str, out: Path) -> None:
     """Write one tower in float32, as `SIDE.onnx` and `SIDE.onnx.data`; raises a ModelError or an ExportError."""
     config = load_model_config(folder)
+    if config.is_one_tower:
+        raise ExportError(
+            f"model {config.name!r}: its {side} tower ({config.towers[side].label}) shares layers with the other, and "
+            "such are not exported; torch encodes its queries"
+        )
     shard = load_shard(folder, one_tower(side, LayerRange(0, config.num_layers[side])))
     if shard.weight_bytes > MAX_BYTES:
         raise ExportError(

@@ -108,7 +108,7 @@ def plan_shards(
     mix, config = mix.of_towers(config), config.at_patches(mix.image_patches)
     problem = PlacementProblem(config, dtype, mix, (_equal_devices(config, num_stages, dtype, mix.caption_tokens),))
     best = best_placement(problem, num_stages)
-    if best is not None and num_stages <= min(problem.depths):
+    if best is not None and num_stages <= min(problem.cut_depths):
         mixed = best_placement(problem, num_stages, min_layers=1, min_items_per_s=best.items_per_s / MIXED_SLACK)
         best = mixed or best
     if best is None:
@@ -205,7 +205,8 @@ def _bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_toke
 
 def _check_num_stages(config: ModelConfig, num_stages: int) -> None:
     """Raise a ModelError unless each stage can hold at least one layer."""
-    num_layers = sum(config.num_layers.values())
+    # One tower for both sides is cut along its own layers alone.
+    num_layers = config.num_layers["vision"] if config.is_one_tower else sum(config.num_layers.values())
     if not 1 <= num_stages <= num_layers:
         raise ModelError(
             f"num_stages = {num_stages}: each stage needs a layer, and model {config.name!r} has "

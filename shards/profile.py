@@ -99,8 +99,16 @@ def _measure_tower(
         return TowerSeconds(0.0, 0.0, 0.0), 0
     sample = _SampleBatch(side, tower, setting)
     last = LayerRange(tower.num_layers - 1, tower.num_layers)
-    parts = _measure_parts(folder, one_tower(side, FIRST_LAYER), setting, sample.run_front, sample.run_layer)
-    return _tower(*parts, *_measure_parts(folder, one_tower(side, last), setting, sample.run_head))
+    (_, first_count), *kinds = tower.kinds_of_layers
+    front, first = _measure_parts(folder, one_tower(side, FIRST_LAYER), setting, sample.run_front, sample.run_layer)
+    layers = [(first, first_count)]
+    for layer, count in kinds:
+        spec = one_tower(side, LayerRange(layer, layer + 1))
+        layers += [(part, count) for part in _measure_parts(folder, spec, setting, sample.run_layer)]
+    (head,) = _measure_parts(folder, one_tower(side, last), setting, sample.run_head)
+    layer_s = sum(part.seconds * count for part, count in layers) / tower.num_layers
+    workspace_bytes = max(part.workspace_bytes for part in (front, *(part for part, _ in layers), head))
+    return TowerSeconds(front.seconds, layer_s, head.seconds), workspace_bytes
 
 
 class _SampleBatch:
@@ -111,7 +119,7 @@ class _SampleBatch:
         self._side, self._tower = side, tower
         self._batch = TowerState(tower.sample_input(lengths), lengths, tower.sample_grids(lengths))
         self._dtype, self._device = activation_dtype(setting.dtype), torch.device(setting.device)
-        self._groups: dict[int, list[tuple[torch.Tensor, Layout, torch.Tensor]]] = {}
+        self._groups: dict[tuple[int, LayerRange], list[tuple[torch.Tensor, Layout, torch.Tensor]]] = {}
 
     def run_front(self, shard: Shard, num_rows: int) -> torch.Tensor:
         """Run the embeddings."""
@@ -119,15 +127,15 @@ class _SampleBatch:
         return _join(
             [
                 layout.pack(self._tower.front(module, shard.front_input(self._side, values), layout))
-                for values, layout, _ in self._groups_of(num_rows)
+                for values, layout, _ in self._groups_of(num_rows, FIRST_LAYER)
             ]
         )
 
     def run_layer(self, shard: Shard, num_rows: int) -> torch.Tensor:
-        """Run the first layer."""
-        module = getattr(shard, self._side)
-        groups = self._groups_of(num_rows)
-        return _join([layout.pack(self._tower.run(module, FIRST_LAYER, x_FLD, layout)) for _, layout, x_FLD in groups])
+        """Run the shard's layer."""
+        module, layers = getattr(shard, self._side), shard.spec.layers_of(self._side)
+        groups = self._groups_of(num_rows, layers)
+        return _join([layout.pack(self._tower.run(module, layers, x_FLD, layout)) for _, layout, x_FLD in groups])
 
     def run_head(self, shard: Shard, num_rows: int) -> torch.Tensor:
         """Run the head."""
@@ -135,22 +143,27 @@ class _SampleBatch:
         return _join(
             [
                 unit_rows(project(self._tower.pool_tokens(module, x_FLD, layout)), layout.means)
-                for _, layout, x_FLD in self._groups_of(num_rows)
+                for _, layout, x_FLD in self._groups_of(num_rows, LayerRange(*[self._tower.num_layers] * 2))
             ]
         )
 
-    def _groups_of(self, num_rows: int) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
-        """Return input, layout and activation of each group in which the first rows are computed, made only once."""
-        if num_rows not in self._groups:
-            self._groups[num_rows] = self._make_groups(num_rows)
-        return self._groups[num_rows]
+    def _groups_of(self, num_rows: int, layers: LayerRange) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
+        """Return input, layout and activation of each group in which the first rows are computed, made only once.
 
-    def _make_groups(self, num_rows: int) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
+        The layout is for these layers, the activation is in front of them.
+        """
+        key = num_rows, layers if len(self._tower.kinds_of_layers) > 1 else FIRST_LAYER
+        if key not in self._groups:
+            self._groups[key] = self._make_groups(*key)
+        return self._groups[key]
+
+    def _make_groups(self, num_rows: int, layers: LayerRange) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
         tower, device = self._tower, self._device
         some = self._batch.take(torch.arange(num_rows))
         parts = [some.take(group) for group in some.groups(tower)]
-        layouts = [tower.layout(part.lengths, part.grids).move_to(lambda values: values.to(device)) for part in parts]
-        shapes = [(int(layout.elements_per_row.sum()), *tower.activation_shape()) for layout in layouts]
+        layouts = [tower.arrange(part, layers).move_to(lambda values: values.to(device)) for part in parts]
+        before = [tower.arrange(part, LayerRange(0, layers.start)) for part in parts]
+        shapes = [(int(each.elements_per_row.sum()), *tower.activation_shape(layers.start)) for each in before]
         return [
             (part.values, layout, layout.pad(random_activation(shape, self._dtype, device)))
             for part, layout, shape in zip(parts, layouts, shapes, strict=True)
@@ -173,11 +186,6 @@ def _measure_parts(
 def random_activation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
     """Make random values of the scale that norms produce; some kernels are faster with zeros."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-
-
-def _tower(front: TimedPart, layer: TimedPart, head: TimedPart) -> tuple[TowerSeconds, int]:
-    workspace_bytes = max(part.workspace_bytes for part in (front, layer, head))
-    return TowerSeconds(front.seconds, layer.seconds, head.seconds), workspace_bytes
 
 
 def measure_copy() -> float:

@@ -30,6 +30,10 @@ class LayerRange:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def count(self, shares: tuple[float, ...] = ()) -> float:
+        """Count the layers by their shares of the mean; all count 1 without shares."""
+        return sum(shares[self.start : self.stop]) if shares else float(len(self))
+
     def holds_front(self) -> bool:
         """Whether the range holds the embeddings, because it includes the first layer."""
         return len(self) > 0 and self.start == 0

@@ -18,6 +18,7 @@ from shards.heads import build_head, unit_rows
 from shards.layouts import Layout, Normalise
 from shards.loading import load_tensors
 from shards.model_config import ModelConfig, load_model_config
+from shards.ranges import LayerRange
 from shards.shard_specs import whole_model
 
 
@@ -37,6 +38,8 @@ class TwinTower(nn.Module):
         for side, tower in config.towers.items():
             setattr(self, side, tower.build())
             setattr(self, f"{side}_head", build_head(config, side))
+        if config.vision is not None and config.text is not None:
+            config.vision.join(self.vision, self.text)
         self.normalise = Normalise(config.preprocess)
 
     @property
@@ -85,7 +88,9 @@ class TwinTower(nn.Module):
             return state
         if not state.lengths.any():
             return TowerState(torch.empty((0, self.config.embedding_dim), device=self.device), state.lengths)
-        return Arrangement.of(state, self.config.towers[side], "embedding").run(state, partial(self._embed_group, side))
+        tower = self.config.towers[side]
+        arrangement = Arrangement.of(state, tower, "embedding", LayerRange(0, tower.num_layers))
+        return arrangement.run(state, partial(self._embed_group, side))
 
     def _embed_group(self, side: str, values: torch.Tensor, layout: Layout, own: TowerState) -> torch.Tensor:
         means = layout.move_to(lambda each: each.to(self.device)).means

@@ -18,6 +18,7 @@ from shards.length_groups import CPU_GROUPS, GroupCosts
 from shards.loading import activation_dtype, load_tensors
 from shards.model_config import ModelConfig, load_model_config
 from shards.quantised import make_linears_int8
+from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec, check_spec
 from shards.tensor_shapes import SCALE_SUFFIX
 from shards.towers.base import Tower
@@ -64,13 +65,16 @@ class Shard(nn.Module):
         self.device = torch.device("meta")
         self.vision = self.vision_head = self.normalise = self.text = self.text_head = None
         for side, tower in config.towers.items():
-            if len(spec.layers_of(side)):
+            if len(spec.layers_of(side)) or (side == "text" and len(config.shared_layers(spec.vision))):
                 self._build(side, tower, is_int8)
+        if config.vision is not None and len(config.shared_layers(spec.vision)):
+            config.vision.join(self.vision, self.text)
 
     def _build(self, side: str, tower: Tower, is_int8: bool) -> None:
         layers = self.spec.layers_of(side)
         module = tower.build()
-        tower.prune(module, layers)
+        shared = self.config.shared_layers(self.spec.vision) if side == "text" else LayerRange(0, 0)
+        tower.prune(module, *([layers, shared] if len(shared) else [layers]))
         setattr(self, side, module)
         if is_int8:
             make_linears_int8(tower.layer_modules(module))
@@ -131,7 +135,9 @@ class Shard(nn.Module):
             tower = self.config.towers[side]
             if self.spec.layers_of(side).holds_front():
                 tower.check_input(state.values, state.lengths[state.lengths > 0])
-            arrangements[side] = Arrangement.of(state, tower, output, costs.get(side, CPU_GROUPS))
+            arrangements[side] = Arrangement.of(
+                state, tower, output, self.spec.layers_of(side), costs.get(side, CPU_GROUPS)
+            )
         return Arranged(batch, arrangements)
 
     @torch.inference_mode()
@@ -174,6 +180,6 @@ class Shard(nn.Module):
         if self.output_of(side) == "embedding":
             values = torch.empty((0, self.config.embedding_dim), device=self.device)
         else:
-            shape = self.config.towers[side].activation_shape()
+            shape = self.config.towers[side].activation_shape(self.spec.layers_of(side).stop)
             values = torch.empty((0, *shape), dtype=self.dtype, device=self.device)
         return TowerState(values, state.lengths)

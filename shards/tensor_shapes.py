@@ -44,6 +44,9 @@ def shard_shapes(config: ModelConfig, spec: ShardSpec) -> Shapes:
     for side, tower in config.towers.items():
         layers = spec.layers_of(side)
         shapes |= {f"{side}.{name}": shape for name, shape in tower.shapes(layers).items()}
+        if side == "vision" and config.text is not None and len(shared := config.shared_layers(layers)):
+            # Before the text tower's own: a stage holds a layer once, whichever side runs it.
+            shapes |= {f"text.{name}": shape for name, shape in config.text.shapes(shared).items()}
         if layers.holds_head(tower.num_layers):
             shapes |= _head_shapes(config, side, tower.pooled_dim)
     return shapes

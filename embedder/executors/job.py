@@ -237,7 +237,7 @@ def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = N
     """
     pixels = model.config.vision.input_bytes(0) if model.config.vision is not None else 0
     beside = [each.resize for each in decode.further if each.column != "pixels"] if decode is not None else []
-    pixels += sum(3 * max(each.image_size**2, each.max_patches * each.patch_size**2) for each in beside if each)
+    pixels += sum(3 * max(each.image_size**2, each.most_patches * each.patch_size**2) for each in beside if each)
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
 

@@ -25,6 +25,8 @@ PADDING_LEVELS = {"pad": 255, "pad_black": 0}
 """Maps a padding mode to the level of all channels around the image."""
 MAX_CROP_ASPECT = 64
 """Beyond this aspect ratio, what a crop discards is cut off before the resize."""
+MAX_STRIP_ASPECT = 200
+"""Longest proportions of an image that is resized to whole squares of patches."""
 MAX_FAST_CROP_ASPECT = 4
 """The same limit with Pillow if speed matters more than its exact values; torchvision's cost little anyway."""
 
@@ -53,6 +55,8 @@ class ResizeSpec:
         resize_size: size that `squash` and `crop` resize to, in pixels, before the middle square of `image_size` is cut
             out; None: `image_size`.
         colour: `srgb` reads an image's numbers as its file says, `raw` as if all were sRGB.
+        merge_size: side of the squares of patches that a model makes one token of; both sides are whole squares then.
+        min_patches: with such squares, a smaller image is enlarged to so many patches.
     """
 
     image_size: int
@@ -64,6 +68,15 @@ class ResizeSpec:
     patch_size: int = 0
     max_patches: int = 0
     colour: Colour = "srgb"
+    merge_size: int = 1
+    min_patches: int = 0
+
+    @property
+    def most_patches(self) -> int:
+        """The most patches of an image: of squares, a strip one square high may exceed the budget."""
+        squares = self.max_patches // self.merge_size**2
+        strip = self.merge_size**2 * (math.isqrt(MAX_STRIP_ASPECT * squares) + 1) if self.merge_size > 1 else 0
+        return max(self.max_patches, strip)
 
     @classmethod
     def of(cls, preprocess: "PreprocessConfig", vision: "VisionTower | None" = None, colour: Colour = "srgb") -> Self:
@@ -79,12 +92,14 @@ class ResizeSpec:
             patch_size=patch_px or 0,
             max_patches=vision.num_tokens - vision.num_prefix_tokens if vision is not None and patch_px else 0,
             colour=colour,
+            merge_size=vision.merge_size if vision is not None else 1,
+            min_patches=vision.fewest_patches if vision is not None else 0,
         )
 
 
 def max_bytes(resize: ResizeSpec) -> int:
     """Return the maximum bytes of pixels of a resized image."""
-    num_pixels = resize.max_patches * resize.patch_size**2 if resize.mode == "patches" else resize.image_size**2
+    num_pixels = resize.most_patches * resize.patch_size**2 if resize.mode == "patches" else resize.image_size**2
     return 3 * num_pixels
 
 
@@ -94,6 +109,8 @@ def scaled_size(size: Size, resize: ResizeSpec) -> Size:
     Source: torchvision 0.29 `_compute_resized_output_size` for `crop`: the longer side is rounded down. open_clip 3.3
     `ResizeKeepRatio` for `pad_black`: a quotient of quotients, which rounds differently from `pad` in a few of 100,000.
     """
+    if resize.mode == "patches" and resize.merge_size > 1:
+        return whole_squares_size(size, resize)
     if resize.mode == "patches":
         return whole_patches_size(size, resize.patch_size, resize.max_patches)
     side, shortest, longest = resize.resize_size or resize.image_size, min(size), max(size)
@@ -131,6 +148,28 @@ def whole_patches_size(size: Size, patch_size: int, max_patches: int) -> Size:
         else:
             most = scale
     return scale_sides(least)
+
+
+def whole_squares_size(size: Size, resize: ResizeSpec) -> Size:
+    """Return the size with whole squares of patches along both sides, within the budget and no smaller than its least.
+
+    Source: transformers 5.23 `smart_resize` of Qwen2VLImageProcessor, which refuses proportions beyond 200 to 1; those
+    images are given 200 to 1.
+    """
+    width, height = (min(edge, MAX_STRIP_ASPECT * min(size)) for edge in size)
+    factor = resize.patch_size * resize.merge_size
+    least, most = (number * resize.patch_size**2 for number in (resize.min_patches, resize.max_patches))
+    rounded = round(width / factor) * factor, round(height / factor) * factor
+    if rounded[0] * rounded[1] > most:
+        beta = math.sqrt((height * width) / most)
+        return (
+            max(factor, math.floor(width / beta / factor) * factor),
+            max(factor, math.floor(height / beta / factor) * factor),
+        )
+    if rounded[0] * rounded[1] < least:
+        beta = math.sqrt(least / (height * width))
+        return math.ceil(width * beta / factor) * factor, math.ceil(height * beta / factor) * factor
+    return rounded
 
 
 def kept_box(size: Size, resize: ResizeSpec) -> Box:

@@ -522,7 +522,8 @@ def _is_size(size: Any, resize: ResizeSpec) -> TypeGuard[Size]:
     if resize.mode != "patches":
         return set(size) == {resize.image_size}
     (columns, spare_x), (rows, spare_y) = (divmod(edge, resize.patch_size) for edge in size)
-    return bool(spare_x == spare_y == 0 and columns * rows <= resize.max_patches)
+    is_whole = spare_x == spare_y == columns % resize.merge_size == rows % resize.merge_size == 0
+    return bool(is_whole and columns * rows <= resize.most_patches)
 
 
 def _memory_file(name: str) -> int:

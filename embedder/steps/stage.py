@@ -186,7 +186,7 @@ class TowerStage(Stage):
         described = self.config.towers[tower]
         if column == INPUTS[tower]:
             return described.input_layout()
-        return self.shard.dtype, described.activation_shape()
+        return self.shard.dtype, described.activation_shape(self.spec.shard.layers_of(tower).start)
 
     def _output_kind(self, tower: str) -> str | None:
         return self.shard.output_of(tower)

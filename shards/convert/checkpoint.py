@@ -17,7 +17,7 @@ from shards.model_errors import ModelError
 from shards.model_summary import DELTA_FILE, fresh_towers
 from shards.saving import staged_model
 from shards.tensor_shapes import LOGIT_SCALE
-from shards.towers.registry import CLASSES, IMPORTS
+from shards.towers.registry import CLASSES, IMPORTS, ONE_TOWERS
 from shards.weights import describe_foreign, find_weights, read_entries
 
 MAX_LISTED = 5
@@ -117,6 +117,10 @@ def _importer(folder: Path) -> Importer:
         from shards.convert.open_clip_model import import_open_clip, read_model_config
 
         return Importer(import_open_clip, read_model_config, "open_clip")
+    if model_type in ONE_TOWERS:
+        from shards.convert.one_tower import import_one_tower, read_one_tower_config
+
+        return Importer(import_one_tower, read_one_tower_config)
     if model_type in CLASSES:
         return Importer(import_transformers, read_transformers_config)
     if model_type in IMPORTS:
@@ -150,7 +154,5 @@ def _describe_found(folder: Path, tree: dict[str, Any]) -> str:
 
 
 def _describe_taken() -> str:
-    return (
-        f"checkpoints with these are taken: model_type {', '.join(sorted({*CLASSES, *IMPORTS}))}; {OPEN_CLIP_FILE}; "
-        "architecture, as timm saves it"
-    )
+    types = ", ".join(sorted({*CLASSES, *IMPORTS, *ONE_TOWERS}))
+    return f"checkpoints with these are taken: model_type {types}; {OPEN_CLIP_FILE}; architecture, as timm saves it"

@@ -11,7 +11,7 @@ from typing import Any
 from shards.file_schema import read_json
 from shards.model_config import CONFIG_FILE
 from shards.model_errors import ModelError
-from shards.towers.registry import CLASSES, IMPORTS, MODULES
+from shards.towers.registry import CLASSES, IMPORTS, MODULES, ONE_TOWERS
 from shards.towers.tower_kinds import TextTower
 from shards.weights import read_header
 
@@ -146,7 +146,7 @@ def _kind_of(folder: Path) -> str | None:
     path = folder / CONFIG_FILE
     tree = read_json(path, "") if path.is_file() else {}
     model_type = str(tree.get("model_type"))
-    if model_type in CLASSES or (folder / OPEN_CLIP_FILE).is_file():
+    if model_type in CLASSES or model_type in ONE_TOWERS or (folder / OPEN_CLIP_FILE).is_file():
         return "both"
     if model_type in IMPORTS:
         return _side_of(model_type)

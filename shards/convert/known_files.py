@@ -19,6 +19,7 @@ from shards.model_summary import IMPORT_FILE
 from shards.weights import WEIGHTS_FILE, stored_names
 
 ADAPTER_FILE = "adapter_config.json"
+CHAT_FILES = "chat_template*"
 VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")
 
 Library = Literal["transformers", "open_clip", "timm"]
@@ -53,7 +54,7 @@ KNOWN_FILES = (
     *(KnownFile(name, f"sentence-transformers' settings, but no {MODULES_FILE}") for name in LIMIT_FILES),
     KnownFile(SETTINGS_FILE, f"sentence-transformers' settings, but no {MODULES_FILE}"),
     KnownFile("generation_config.json", "how text is generated"),
-    KnownFile("chat_template*", "how chats become text"),
+    KnownFile(CHAT_FILES, "how chats become text"),
     KnownFile("video_preprocessor_config.json", "video processing; frames are processed as images"),
     KnownFile("feature_extractor_config.json", "audio processing"),
     KnownFile("*.json", "a file that is not known here"),
@@ -115,6 +116,8 @@ def _use_of(known: KnownFile, path: Path, library: Library, config: ModelConfig)
     winner = _winner(path)
     if winner is not None:
         return "no influence", f"; {winner} wins"
+    if config.is_one_tower and known.pattern == CHAT_FILES:
+        return "read", " around an item"
     if library not in known.libraries:
         return "no influence", f"; not read with {library}'s files" if known.libraries else ""
     if known.side and known.side not in config.towers:

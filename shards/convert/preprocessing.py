@@ -26,12 +26,12 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 # Settings and extra steps that image processor classes may have.
 _CLASS_KEYS = (
     *("size", "crop_size", "do_center_crop", "default_to_square", "resample", "image_mean", "image_std"),
-    *("patch_size", "max_num_patches"),
+    *("patch_size", "max_num_patches", "merge_size", "temporal_patch_size"),
 )
 _STEPS = ("_preprocess", "resize", "center_crop", "rescale", "normalize", "rescale_and_normalize")
 # DINOv3's resizes floats, without rounding to 8 bits in between; ours rounds. Siglip2's cuts images into patches, as we
-# do for a tower that takes patches.
-_EQUAL_CLASSES = ("DINOv3ViTImageProcessor", "Siglip2ImageProcessor")
+# do for a tower that takes patches, and so does Qwen2VL's, in squares of them.
+_EQUAL_CLASSES = ("DINOv3ViTImageProcessor", "Siglip2ImageProcessor", "Qwen2VLImageProcessor")
 
 _RESAMPLE: dict[int, Interpolation] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
@@ -51,6 +51,17 @@ def import_budget(folder: Path, vision: VisionTower) -> VisionTower:
     if not isinstance(budget, int) or budget < 1:
         raise ModelError(f"{path}: max_num_patches = {budget!r}: expected a number of patches, from 1 up")
     return vision.model_copy(update={"max_patches": budget})
+
+
+def read_image_settings(folder: Path, *, is_required: bool = True) -> tuple[Path, dict[str, Any]] | None:
+    """Read an image processor's settings, with its class's own, and their file; raises a ModelError.
+
+    None for a folder without any, unless `is_required`.
+    """
+    if not is_required and not _has_processor(folder):
+        return None
+    path, settings = _read_processor(folder)
+    return path, _class_settings(path, settings) | settings
 
 
 def _has_processor(folder: Path) -> bool:
@@ -275,8 +286,6 @@ def _padding_of(token: str | None, token_id: int | None, side: str = "right") ->
 
 def _load_through_transformers(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Load a tokeniser and its padding as transformers does; SigLIP's, which has no fast form there, as one of ours."""
-    from transformers import AutoTokenizer
-
     from shards.convert.siglip_tokenizer import convert_siglip_tokenizer, is_siglip_tokenizer
 
     settings = read_json(folder / TOKENIZER_CONFIG_FILE, "") if (folder / TOKENIZER_CONFIG_FILE).is_file() else {}
@@ -284,6 +293,15 @@ def _load_through_transformers(folder: Path) -> tuple[Any, dict[str, Any]]:
         tokenizer, pad_token = convert_siglip_tokenizer(folder, settings)
         side = str(settings.get("padding_side", "right"))
         return tokenizer, _padding_of(pad_token, tokenizer.token_to_id(pad_token), side)
+    tokenizer = load_fast_tokenizer(folder)
+    padding = _padding_of(tokenizer.pad_token, tokenizer.pad_token_id, tokenizer.padding_side)
+    return tokenizer.backend_tokenizer, padding
+
+
+def load_fast_tokenizer(folder: Path) -> Any:
+    """Load transformers' tokeniser of a checkpoint; raises a ModelError if there is none, or none with a fast form."""
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -291,7 +309,6 @@ def _load_through_transformers(folder: Path) -> tuple[Any, dict[str, Any]]:
         raise ModelError(
             f"{folder}: no tokeniser could be loaded ({reason}); save one beside the model ({TOKENIZER_FILE})"
         ) from None
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ModelError(f"{folder}: {type(tokenizer).__name__} has no fast form; convert it to {TOKENIZER_FILE} first")
-    return backend, _padding_of(tokenizer.pad_token, tokenizer.pad_token_id, tokenizer.padding_side)
+    return tokenizer

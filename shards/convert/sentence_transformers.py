@@ -14,6 +14,7 @@ from shards.model_config import CONFIG_FILE, Projection
 from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 from shards.towers.base import Tower
+from shards.towers.registry import ONE_TOWERS
 from shards.towers.text_encoder import TextEncoderTower, TokenPooling
 from shards.towers.tower_kinds import TextTower
 
@@ -45,6 +46,7 @@ _ROUTERS = ("Router", "Asym")
 # Settings of Transformer that change how it is computed, not what.
 _HARMLESS = {"attn_implementation", "dtype", "torch_dtype", "trust_remote_code", "use_safetensors", "unpad_inputs"}
 _CAPTION_PROMPTS = ("document", "passage", "corpus")
+_CHAT_SETTINGS = {"chat_template": {"add_generation_prompt": True}}
 _FEATURES = {
     "forward": "last_hidden_state",
     "get_text_features": "pooler_output",
@@ -259,14 +261,19 @@ def _read_transformer(found: SentenceModel, inner: str, *, is_clip: bool) -> tup
     if task != "feature-extraction":
         _refuse(found.root, f"{name} with transformer_task = {task!r}", "'feature-extraction' can")
     features = tree.get("modality_config") or {"text": {"method": default, "method_output_name": _FEATURES[default]}}
+    # A decoder with eyes takes chats: the prompts are the instruction of one.
+    takes_chats = _model_type(found.checkpoint) in ONE_TOWERS
+    known = ("text", "image", "video", "message") if takes_chats else ("text", "image")
     for modality, each in features.items():
-        if modality not in ("text", "image") or _FEATURES.get(each["method"]) != each.get("method_output_name"):
+        if modality not in known or _FEATURES.get(each["method"]) != each.get("method_output_name"):
             _refuse(found.root, f"{name} with the modality {modality!r} by {each}", "last_hidden_state of texts can")
     for key in ("model_args", "model_kwargs", "config_args", "config_kwargs", "tokenizer_args", "processor_kwargs"):
         if set(tree.get(key) or {}) - _HARMLESS:
             _refuse(
                 found.root, f"{name} with {key} = {tree[key]}", "save the model with them applied, and without them"
             )
+    if takes_chats and tree.get("processing_kwargs") == _CHAT_SETTINGS:
+        del tree["processing_kwargs"]
     for key in ("processing_kwargs", "query_length", "document_length", "query_expansion"):
         if tree.get(key):
             _refuse(found.root, f"{name} with {key} = {tree[key]}", f"delete {key} there if you embed without it")
@@ -278,6 +285,11 @@ def _read_transformer(found: SentenceModel, inner: str, *, is_clip: bool) -> tup
     said = ", ".join([f"up to {limit} tokens"] * bool(given) + ["lower case"] * lowers_case) or "features of texts"
     uses = (*found.uses, (f"{inner}/{name}".removeprefix("/"), said))
     return replace(found, limit=given, lowers_case=lowers_case, uses=uses), features.get("text", {}).get("method", "")
+
+
+def _model_type(folder: Path) -> str:
+    path = folder / CONFIG_FILE
+    return str(read_json(path, "fetch it again").get("model_type")) if path.is_file() else ""
 
 
 def _read_settings(found: SentenceModel) -> SentenceModel:

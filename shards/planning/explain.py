@@ -12,7 +12,7 @@ from shards.model_errors import ModelError
 from shards.planning.problem import BOUNDLESS, PlacementProblem, StageLoad
 from shards.planning.solver.capacities import Resources, Stages, smallest_part
 from shards.planning.solver.throughput_search import MIN_RATE_SHARE, best_placement
-from shards.shard_specs import ShardSpec, specs_between
+from shards.shard_specs import ShardSpec
 
 # The most stages that a plan considers: more rarely gain anything, and each makes the search longer.
 MAX_STAGES_SEARCHED = 8
@@ -45,7 +45,7 @@ class Alternative:
 
 def find_alternative(problem: PlacementProblem, num_stages: int, items_per_s: float) -> Alternative | None:
     """Plan another number of stages; None if the model can't be cut into that many."""
-    if not 1 <= num_stages <= sum(problem.depths):
+    if not 1 <= num_stages <= sum(problem.cut_depths):
         return None
     placement = best_placement(problem, num_stages)
     if placement is None:
@@ -62,7 +62,7 @@ def find_num_stages(problem: PlacementProblem) -> int:
     names what would.
     """
     best, rate = None, 0.0
-    for number in range(1, min(sum(problem.depths), MAX_STAGES_TRIED) + 1):
+    for number in range(1, min(sum(problem.cut_depths), MAX_STAGES_TRIED) + 1):
         if best is not None and number > MAX_STAGES_SEARCHED:
             break
         placement = best_placement(problem, number, min_items_per_s=rate * (1 + AS_GOOD))
@@ -87,7 +87,7 @@ def explain_refusal(problem: PlacementProblem, num_stages: int) -> str:
     """Explain in one line why the stages don't fit, and what does: another number of stages, or a higher cap."""
     reason = f"plan: {stages_text(num_stages)} of {problem.config.name!r}: {_missing_resource(problem, num_stages)}"
     cures = []
-    most = min(sum(problem.depths), MAX_STAGES_TRIED)
+    most = min(sum(problem.cut_depths), MAX_STAGES_TRIED)
     for number in sorted(range(1, most + 1), key=lambda number: abs(number - num_stages)):
         placement = best_placement(problem, number) if number != num_stages else None
         if placement is not None:
@@ -101,7 +101,7 @@ def explain_refusal(problem: PlacementProblem, num_stages: int) -> str:
 
 def _explain_refused_search(problem: PlacementProblem) -> str:
     """Explain in one line why no number of stages fits, and what does: a higher cap, or other devices."""
-    most = min(sum(problem.depths), MAX_STAGES_TRIED)
+    most = min(sum(problem.cut_depths), MAX_STAGES_TRIED)
     num_stages = min(most, MAX_STAGES_SEARCHED)
     reason = (
         f"plan: no number of stages up to {most} of {problem.config.name!r} can run; of {stages_text(num_stages)}: "
@@ -187,9 +187,9 @@ class PlanComparison:
 
 def equal_parts(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
     """Cut each tower into as many parts as there are stages, as equal as whole layers allow."""
-    depths = problem.depths
+    depths = problem.cut_depths
     cuts = [(round(depths[0] * n / num_stages), round(depths[1] * n / num_stages)) for n in range(num_stages + 1)]
-    return specs_between(cuts)
+    return problem.specs(cuts)
 
 
 def compare_with_equal_parts(problem: PlacementProblem, num_stages: int) -> PlanComparison:

@@ -32,11 +32,14 @@ class TowerSeconds:
     layer_s: float
     head_s: float
 
-    def of(self, layers: LayerRange, depth: int) -> float:
-        """Return the seconds of a range of layers, including front and head where the range holds them."""
+    def of(self, layers: LayerRange, depth: int, shares: tuple[float, ...] = ()) -> float:
+        """Return the seconds of a range of layers, including front and head where the range holds them.
+
+        `shares` are those of `Tower.layer_shares`, where layers differ.
+        """
         front_s = self.front_s if layers.holds_front() else 0.0
         head_s = self.head_s if layers.holds_head(depth) else 0.0
-        return front_s + self.layer_s * len(layers) + head_s
+        return front_s + self.layer_s * layers.count(shares) + head_s
 
     def scale(self, front: float, layer: float, head: float) -> "TowerSeconds":
         """Multiply each part by a factor."""

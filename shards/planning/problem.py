@@ -8,7 +8,8 @@ from shards.costs import Dtype, cut_bytes, tensor_bytes, weight_bytes
 from shards.model_config import ModelConfig
 from shards.planning.devices import DeviceType, Fleet
 from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts
-from shards.shard_specs import ShardSpec
+from shards.ranges import LayerRange
+from shards.shard_specs import ShardSpec, specs_between
 from shards.tensor_shapes import PARTS, held_dtype, model_shapes, part_of
 
 ROWS_PER_BATCH = 32
@@ -106,6 +107,25 @@ class PlacementProblem:
         return self.config.num_layers["vision"], self.config.num_layers["text"]
 
     @cached_property
+    def cut_depths(self) -> tuple[int, int]:
+        """Number of layers at which each tower can be cut by itself.
+
+        One tower for both sides is cut along its layers alone, and texts go with them: a layer is held by one stage.
+        """
+        return (self.depths[0], 0) if self.config.is_one_tower else self.depths
+
+    def specs(self, cuts: Sequence[tuple[int, int]]) -> list[ShardSpec]:
+        """Return the stages between consecutive cuts, counted as in `cut_depths`."""
+        if not self.config.is_one_tower:
+            return specs_between(cuts)
+        return specs_between([(cut, self.config.shared_layers(LayerRange(0, cut)).stop) for cut, _ in cuts])
+
+    @cached_property
+    def shares(self) -> dict[str, tuple[float, ...]]:
+        """Shares of the layers in the seconds of each side."""
+        return {"vision": (), "text": ()} | {side: tower.layer_shares for side, tower in self.config.towers.items()}
+
+    @cached_property
     def part_bytes(self) -> dict[str, int]:
         """Bytes of the loaded weights by part of the model."""
         sizes: dict[str, int] = dict.fromkeys(PARTS, 0)
@@ -123,16 +143,30 @@ class PlacementProblem:
         bytes_per_caption = cut_bytes(self.config, "text", layer, self.dtype, self.mix.caption_tokens)
         return self.mix.captions_per_item * bytes_per_caption
 
+    @cached_property
+    def bytes_at_cuts(self) -> tuple[list[float], list[float]]:
+        """Bytes of an item at each cut of the vision and of the text tower, counted as in `cut_depths`."""
+        images = [self.image_bytes(layer) for layer in range(self.depths[0] + 1)]
+        if not self.config.is_one_tower:
+            return images, [self.caption_bytes(layer) for layer in range(self.depths[1] + 1)]
+        texts = [self.config.shared_layers(LayerRange(0, layer)).stop for layer in range(self.depths[0] + 1)]
+        return [each + self.caption_bytes(text) for each, text in zip(images, texts, strict=True)], [0.0]
+
     def replica_cap_bytes(self, pool: Pool) -> int:
         """Return the most memory that one replica may take in a pool; on shared cores, the pool's memory."""
         own = pool.node_memory_bytes or int(pool.memory_bytes) if pool.shared else pool.device.memory_bytes
         return own if self.memory_cap_bytes is None else min(own, self.memory_cap_bytes)
 
+    def towers_s(self, pool: Pool, spec: ShardSpec) -> float:
+        """Return the seconds in which an item's images and captions are computed."""
+        vision_s = pool.costs.vision.of(spec.vision, self.depths[0], self.shares["vision"])
+        text_s = pool.costs.text.of(spec.text, self.depths[1], self.shares["text"])
+        return self.mix.images_per_item * vision_s + self.mix.captions_per_item * text_s
+
     def load(self, pool: Pool, spec: ShardSpec) -> StageLoad:
         """Compute a stage's load on a pool: its layers, half of the transfers on both sides, and the call."""
         costs, mix = pool.costs, self.mix
-        towers_s = mix.images_per_item * costs.vision.of(spec.vision, self.depths[0])
-        towers_s += mix.captions_per_item * costs.text.of(spec.text, self.depths[1])
+        towers_s = self.towers_s(pool, spec)
         passing = sum(map(self.image_bytes, (spec.vision.start, spec.vision.stop)))
         passing += sum(map(self.caption_bytes, (spec.text.start, spec.text.stop)))
         host_s = passing * costs.send_s_per_byte / 2 + costs.call_s / self.rows_per_batch

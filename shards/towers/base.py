@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from shards.file_schema import ModelSection
 from shards.ranges import LayerRange
@@ -29,6 +29,26 @@ Shapes = dict[str, Shape]
 Part = Literal["front", "layers", "head"]
 
 PARTS: tuple[Part, ...] = ("front", "layers", "head")
+
+
+class Rows(Protocol):
+    """Rows of one side, as `shards.activations.TowerState` has them."""
+
+    @property
+    def values(self) -> torch.Tensor:
+        """Values of all rows, one after the other."""
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Number of values of each row."""
+
+    @property
+    def grids(self) -> torch.Tensor | None:
+        """Frames, patch rows and patch columns of each row."""
+
+    @property
+    def text(self) -> Rows | None:
+        """Token ids of a text that each image comes with."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +99,24 @@ class TowerImport:
     def rows_of(self, name: str) -> tuple[int, int, int] | None:
         """Return the rows of the checkpoint's tensor that make ours; None for all."""
         return next((rows for end, rows in self.rows.items() if name.endswith(end)), None)
+
+
+@dataclass(frozen=True)
+class OneTowerImport:
+    """How to read a model whose pictures pass through the layers of its texts from a checkpoint of transformers.
+
+    Attributes:
+        config_class: name of transformers' configuration class.
+        read: makes the vision tower, with its decoder, from that configuration and the path for messages; raises a
+            ModelError for what can't be built.
+        prefixes: by side, what begins the checkpoint's names of a tower's tensors, behind `model.` if there is that.
+        ignored: name prefixes of tensors that an encoder doesn't need.
+    """
+
+    config_class: str
+    read: Callable[[Any, Path], Any]
+    prefixes: Mapping[str, str]
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,6 +198,21 @@ class Tower(ModelSection):
         """Return the tokens of one input inside the layers, `L`, for the planned number."""
 
     @property
+    def layer_shares(self) -> tuple[float, ...]:
+        """Operations of each layer relative to their mean, as its seconds are estimated; empty if all are equal."""
+        return ()
+
+    @property
+    def kinds_of_layers(self) -> tuple[tuple[int, int], ...]:
+        """A layer of each kind, by whose seconds a tower is measured, and how many there are; one kind in most."""
+        return ((0, self.num_layers),)
+
+    def values_at(self, layer: int, num_tokens: int) -> int:
+        """Return the values of one input's activation between layers, in front of a layer."""
+        del layer
+        return self.tokens_in(num_tokens) * self.dim
+
+    @property
     def pooled_dim(self) -> int:
         """Width of the vector that pooling gives the projection head."""
         return self.dim
@@ -233,6 +286,11 @@ class Tower(ModelSection):
         patch columns of each row, for a tower whose images keep their proportions.
         """
 
+    def arrange(self, rows: Rows, layers: LayerRange) -> Layout:
+        """Lay out rows for a range of layers, on the host; all must have this side."""
+        del layers
+        return self.layout(rows.lengths, rows.grids)
+
     @abstractmethod
     def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
         """Count the tokens of each row, by which rows are grouped to limit padding; arguments as for `layout`.
@@ -258,8 +316,11 @@ class Tower(ModelSection):
         """Return dtype and shape of one element of the tower's input: a frame, or a token id."""
 
     @abstractmethod
-    def activation_shape(self) -> Shape:
-        """Return the shape of one element of an activation in transit: (L, D), or (D,)."""
+    def activation_shape(self, layer: int = 0) -> Shape:
+        """Return the shape of one element of an activation in transit: (L, D), or (D,).
+
+        `layer` is the number of layers before it, in towers whose activations differ by that.
+        """
 
     @abstractmethod
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:

@@ -79,11 +79,6 @@ class NaFlexTower(TimmVisionTower):
         """Side of a patch, px: images keep their proportions."""
         return self.patch_size
 
-    @property
-    def patch_values(self) -> int:
-        """Number of values of one patch: `P`."""
-        return 3 * self.patch_size**2
-
     def at_patches(self, num_patches: int) -> Self:
         """Copy the tower for images of so many patches, at most its budget."""
         return self.model_copy(update={"max_patches": min(num_patches, self.max_patches)})
@@ -94,11 +89,6 @@ class NaFlexTower(TimmVisionTower):
             f"{self.label} {self.depth} layers x {self.width}, images of up to {self.max_patches} patches of "
             f"{self.patch_size} px"
         )
-
-    def input_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of one image's patches."""
-        del num_tokens
-        return self.max_patches * self.patch_values
 
     def front_shapes(self) -> Shapes:
         """Return the shapes of patches, class and register tokens, and positions."""
@@ -253,32 +243,10 @@ class NaFlexTower(TimmVisionTower):
         sides = [next(side for side in range(isqrt(n), 0, -1) if n % side == 0) for n in lengths.tolist()]
         return torch.tensor([(1, side, n // side) for side, n in zip(sides, lengths.tolist(), strict=True)]).int()
 
-    def sample_input(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Return random patches."""
-        import torch
-
-        return torch.randint(0, 256, (int(lengths.sum()), self.patch_values)).byte()
-
-    def input_layout(self) -> tuple[torch.dtype, Shape]:
-        """Return dtype and shape of a patch."""
-        import torch
-
-        return torch.uint8, (self.patch_values,)
-
-    def activation_shape(self) -> Shape:
+    def activation_shape(self, layer: int = 0) -> Shape:
         """Return the shape of a token, (D,)."""
+        del layer
         return (self.width,)
-
-    def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Raise a ModelError unless patches are uint8 (patches of all rows, P), of the model's patch size."""
-        import torch
-
-        del lengths
-        if values.dtype != torch.uint8 or tuple(values.shape[1:]) != (self.patch_values,):
-            raise ModelError(
-                f"pixels: found {values.dtype} {list(values.shape)}, the model takes torch.uint8 "
-                f"[N, {self.patch_values}], patches of {self.patch_size} px; decode with the model folder's preprocess"
-            )
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches, class and register tokens, and positions; (patches of all rows, P) to (F, L, D)."""

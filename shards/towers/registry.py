@@ -18,12 +18,13 @@ from shards.towers import (
     metaclip_2,
     modernbert,
     naflex,
+    qwen3_vl,
     siglip,
     vit,
     vit_imports,
 )
 from shards.towers.albert import AlbertTower
-from shards.towers.base import ModelClass, Tower, TowerImport
+from shards.towers.base import ModelClass, OneTowerImport, Tower, TowerImport
 from shards.towers.tower_kinds import TextTower, VisionTower
 from shards.towers.vit import VitTower
 
@@ -38,6 +39,7 @@ MODULES = (
     metaclip_2,
     modernbert,
     naflex,
+    qwen3_vl,
     siglip,
     vit,
     vit_imports,
@@ -55,6 +57,11 @@ CLASSES: dict[str, ModelClass] = {
 }
 CLASSES["vision-text-dual-encoder"] = ModelClass()
 """transformers' two-tower classes, by `model_type`; the last one joins towers of any families."""
+
+ONE_TOWERS: dict[str, OneTowerImport] = {
+    model_type: found for module in MODULES for model_type, found in getattr(module, "ONE_TOWERS", {}).items()
+}
+"""Readers of models with one tower for pictures and texts, by `model_type`."""
 
 
 def _any_of(kind: type[Tower], default: type[Tower]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
+from shards.ranges import LayerRange
 from shards.towers.base import Shape, Tower
 
 if TYPE_CHECKING:
@@ -36,6 +37,34 @@ class VisionTower(Tower):
         """Side of a patch, px, if images keep their proportions; None if all are squares of `side_px`."""
         return None
 
+    @property
+    def patch_values(self) -> int:
+        """Number of values of one patch, 3 for each pixel, if images keep their proportions."""
+        return 3 * (self.patch_px or 0) ** 2
+
+    @property
+    def merge_size(self) -> int:
+        """Side of the squares of patches that become one token; both sides of an image are whole squares."""
+        return 1
+
+    @property
+    def fewest_patches(self) -> int:
+        """Number of patches that a smaller image is enlarged to; 0 where the budget alone gives the size."""
+        return 0
+
+    @property
+    def shared_decoder(self) -> TextTower | None:
+        """The text tower, if images pass through its layers behind those of this tower; None for two towers."""
+        return None
+
+    def shared_layers(self, layers: LayerRange) -> LayerRange:
+        """Return the layers of the text tower among a range of layers."""
+        del layers
+        return LayerRange(0, 0)
+
+    def join(self, module: Any, decoder: Any) -> None:
+        """Let the module of this tower use that of the text tower, whose weights it shares; in-place."""
+
     def at_patches(self, num_patches: int) -> Self:
         """Copy the tower for images of so many patches; unchanged if all its images have the same number."""
         del num_patches
@@ -49,16 +78,21 @@ class VisionTower(Tower):
     def input_bytes(self, num_tokens: int) -> int:
         """Return the bytes of one image's pixels."""
         del num_tokens
+        if self.patch_px is not None:
+            return (self.num_tokens - self.num_prefix_tokens) * self.patch_values
         return 3 * self.side_px**2
 
     def input_layout(self) -> tuple[torch.dtype, Shape]:
-        """Return dtype and shape of a frame."""
+        """Return dtype and shape of a frame, or of a patch if images keep their proportions."""
         import torch
 
+        if self.patch_px is not None:
+            return torch.uint8, (self.patch_values,)
         return torch.uint8, (self.side_px, self.side_px, 3)
 
-    def activation_shape(self) -> Shape:
+    def activation_shape(self, layer: int = 0) -> Shape:
         """Return the shape of a frame's tokens, (L, D)."""
+        del layer
         return (self.num_tokens, self.dim)
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Layout:
@@ -84,14 +118,17 @@ class VisionTower(Tower):
         """Return random pixels."""
         import torch
 
-        return torch.randint(0, 256, (int(lengths.sum()), self.side_px, self.side_px, 3)).byte()
+        return torch.randint(0, 256, (int(lengths.sum()), *self.input_layout()[1])).byte()
 
     def check_input(self, values: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Raise a ModelError unless pixels are uint8 (F, H, W, 3): square RGB images of the model's size."""
-        from shards.layouts import check_pixels
+        """Raise a ModelError unless pixels are uint8 (F, H, W, 3), of the model's size, or patches (N, 3 a pixel)."""
+        from shards.layouts import check_patches, check_pixels
 
         del lengths
-        check_pixels(values, self.side_px)
+        if self.patch_px is not None:
+            check_patches(values, self.patch_px)
+        else:
+            check_pixels(values, self.side_px)
 
     def pixel_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Choose the dtype of normalised pixels by the compute dtype."""
@@ -143,8 +180,9 @@ class TextTower(Tower):
 
         return torch.int32, ()
 
-    def activation_shape(self) -> Shape:
+    def activation_shape(self, layer: int = 0) -> Shape:
         """Return the shape of a token, (D,)."""
+        del layer
         return (self.dim,)
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Padding:

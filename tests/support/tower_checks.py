@@ -51,6 +51,7 @@ def make_batch(config: ModelConfig, captions: list[list[int]], num_images: int =
     generator = torch.Generator().manual_seed(0)
     if config.vision is not None and config.vision.patch_px is not None:
         grids = torch.tensor(GRIDS, dtype=torch.int32)
+        grids[:, 1:] *= config.vision.merge_size
         shape = int(grids.prod(1).sum()), 3 * config.vision.patch_px**2
         patches = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         vision = TowerState(patches, grids.long().prod(1), grids)

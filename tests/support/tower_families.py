@@ -36,11 +36,22 @@ TINY = {
     "max_position_embeddings": MAX_TOKENS + 2,  # RoBERTa's positions begin at 2
     "pad_token_id": 0,
     "eos_token_id": NUM_TOKENS - 1,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "mrope_section": (3, 2, 1),
+    "num_position_embeddings": (SIDE_PX // 8) ** 2,
+    "deepstack_visual_indexes": (0, 1),
+    "min_patches": 4,
+    "ids_before": (5, 6, 7),
+    "ids_between": (8,),
+    "ids_after": (9, 10),
 }
 
 
 def tiny(family, **fields):
     """Give a tiny tower of a family."""
+    if "decoder" in family.model_fields:
+        fields = {"decoder": tiny(family.model_fields["decoder"].annotation), **fields}
     return family(**{name: value for name, value in (TINY | fields).items() if name in family.model_fields})
 
 
@@ -49,6 +60,8 @@ def beside_default(family) -> ModelConfig:
     tower = tiny(family)
     is_vision = isinstance(tower, VisionTower)
     vision, text = (tower, tiny(AlbertTower)) if is_vision else (tiny(VitTower), tower)
+    if is_vision and tower.shared_decoder is not None:
+        text = tower.shared_decoder
     resize = "crop" if vision.patch_px is None else "patches"
     preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize=resize)
     return ModelConfig(name="tiny", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)

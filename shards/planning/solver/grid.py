@@ -6,16 +6,18 @@ text layers, so a grid of all stages is an outer sum.
 Legend: `V` ranges of vision layers, `T` ranges of text layers; arrays of stages are (V, T).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.planning.planning_costs import TowerSeconds
-from shards.planning.problem import PlacementProblem
+from shards.costs import weight_bytes
+from shards.planning.planning_costs import ModelCosts, TowerSeconds
+from shards.planning.problem import PlacementProblem, Pool
 from shards.planning.solver.capacities import Floats, Ints, StageCosts, Stages, smallest_part
+from shards.shard_specs import ShardSpec
 
 Flags = NDArray[np.bool_]
 
@@ -46,14 +48,21 @@ class LayerRanges:
         """Number of layers of each range, (V,)."""
         return self.stops - self.starts
 
-    def passing(self, bytes_at: Callable[[int], float]) -> Floats:
-        """Return the bytes that enter and leave each range, (V,)."""
-        table: Floats = np.array([bytes_at(layer) for layer in range(self.depth + 1)])
+    def passing(self, bytes_at: Sequence[float]) -> Floats:
+        """Return the bytes that enter and leave each range, (V,), given those at each cut."""
+        table: Floats = np.array(bytes_at)
         return table[self.starts] + table[self.stops]
 
-    def seconds(self, costs: TowerSeconds) -> Floats:
-        """Return the seconds of one input, (V,)."""
-        return self.total(costs.front_s, costs.layer_s * self.num_layers, costs.head_s)
+    def seconds(self, costs: TowerSeconds, shares: tuple[float, ...]) -> Floats:
+        """Return the seconds of one input, (V,); `shares` are those of `Tower.layer_shares`."""
+        layers = self.sums(shares) if shares else self.num_layers
+        return self.total(costs.front_s, costs.layer_s * layers, costs.head_s)
+
+    def sums(self, figures: Sequence[float]) -> Floats:
+        """Sum figures of the layers of each range, (V,)."""
+        table = np.concatenate([[0.0], np.cumsum(figures)])
+        found: Floats = table[self.stops] - table[self.starts]
+        return found
 
     def total(self, front: float, layers: NDArray[Any], head: float) -> Floats:
         """Sum figures of each range, (V,): of the embeddings, of the layers, (V,), and of what follows the last."""
@@ -90,22 +99,19 @@ def make_grid(problem: PlacementProblem, vision_cuts: Sequence[int], text_cuts: 
     `min_layers` (0 or 1) of each tower.
     """
     vision, text = LayerRanges.between(vision_cuts, min_layers), LayerRanges.between(text_cuts, min_layers)
-    images, captions = problem.mix.images_per_item, problem.mix.captions_per_item
     shape = len(problem.pools), len(vision.starts), len(text.starts)
     seconds, cpu_seconds, memory, smallest = (np.empty(shape) for _ in range(4))
     for rows in row_blocks(*shape[1:]):
         block = vision.part(rows)
-        passing = np.add.outer(block.passing(problem.image_bytes), text.passing(problem.caption_bytes))
+        vision_bytes, text_bytes = problem.bytes_at_cuts
+        passing = np.add.outer(block.passing(vision_bytes), text.passing(text_bytes))
         weights = np.add.outer(_vision_weights(problem, block), _text_weights(problem, text))
         for index, pool in enumerate(problem.pools):
             costs = pool.costs
             host_s = passing * (costs.send_s_per_byte / 2) + costs.call_s / problem.rows_per_batch
-            towers_s = np.add.outer(images * block.seconds(costs.vision), captions * text.seconds(costs.text))
+            towers_s = np.add.outer(*_seconds(problem, pool, block, text))
             busy_s = np.maximum(towers_s, host_s) if pool.hides_copies else towers_s + host_s
-            workspace = np.maximum.outer(
-                images * costs.workspace_bytes_per_image * (block.num_layers > 0),
-                captions * costs.workspace_bytes_per_caption * (text.num_layers > 0),
-            )
+            workspace = np.maximum.outer(*_workspace(problem, costs, block, text))
             needed = weights + problem.rows_per_batch * (passing + workspace)
             too_large = needed > problem.replica_cap_bytes(pool)
             if problem.weights_cap_bytes is not None:
@@ -124,7 +130,39 @@ def row_blocks(num_rows: int, num_columns: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, num_rows, size))
 
 
+def _seconds(problem: PlacementProblem, pool: Pool, vision: LayerRanges, text: LayerRanges) -> tuple[Floats, Floats]:
+    """Return an item's seconds in each vision range, (V,), and text range, (T,); all in the first for one tower."""
+    if problem.config.is_one_tower:
+        return vision.sums([problem.towers_s(pool, spec) for spec in _layer_specs(problem)]), np.zeros(1)
+    return (
+        problem.mix.images_per_item * vision.seconds(pool.costs.vision, problem.shares["vision"]),
+        problem.mix.captions_per_item * text.seconds(pool.costs.text, problem.shares["text"]),
+    )
+
+
+def _workspace(
+    problem: PlacementProblem, costs: ModelCosts, vision: LayerRanges, text: LayerRanges
+) -> tuple[Floats, Floats]:
+    """Return an item's workspace in each vision range, (V,), and text range, (T,); all in the first for one tower."""
+    of_captions = problem.mix.captions_per_item * costs.workspace_bytes_per_caption
+    images = (vision.num_layers > 0).astype(np.float64) * problem.mix.images_per_item * costs.workspace_bytes_per_image
+    captions = (text.num_layers > 0).astype(np.float64) * of_captions
+    if not problem.config.is_one_tower:
+        return images, captions
+    runs_texts = vision.sums([float(len(spec.text)) for spec in _layer_specs(problem)]) > 0
+    held: Floats = np.maximum(images, of_captions * runs_texts)
+    return held, captions
+
+
+def _layer_specs(problem: PlacementProblem) -> list[ShardSpec]:
+    """Return a stage for each layer of one tower for both sides."""
+    return problem.specs([(cut, 0) for cut in range(problem.cut_depths[0] + 1)])
+
+
 def _vision_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
+    if problem.config.is_one_tower:
+        config, dtype = problem.config, problem.dtype
+        return ranges.sums([float(weight_bytes(config, spec, dtype)) for spec in _layer_specs(problem)])
     sizes = problem.part_bytes
     layer = sizes["vision layers"] / max(ranges.depth, 1)
     return ranges.total(sizes["vision front"], layer * ranges.num_layers, sizes["vision head"])
@@ -133,7 +171,7 @@ def _vision_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
 def _text_weights(problem: PlacementProblem, ranges: LayerRanges) -> Floats:
     """Return the bytes of each text range, (T,); a group of shared weights counts once per range that applies it."""
     text, sizes = problem.config.text, problem.part_bytes
-    if text is None:
+    if text is None or problem.config.is_one_tower:
         return np.zeros(len(ranges.starts))
     numbers = np.array([text.weights_of(layer) for layer in range(ranges.depth)])
     groups = np.cumsum(np.diff(numbers, prepend=numbers[0]) != 0)  # of each layer, numbered without gaps

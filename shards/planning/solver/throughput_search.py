@@ -15,7 +15,6 @@ from shards.planning.solver.capacities import TIE, Floats, Ints, Resources, Stag
 from shards.planning.solver.feasibility import improve_prices, narrow_at, narrow_steps, path_at
 from shards.planning.solver.grid import make_grid
 from shards.planning.solver.label_setting import Steps, best_within
-from shards.shard_specs import specs_between
 
 # Relative resolution of throughputs.
 STEP = 1e-9
@@ -77,7 +76,7 @@ def best_placement(
 
 def _levels(problem: PlacementProblem, state: _State) -> Iterator[tuple[Sequence[int], Sequence[int], int]]:
     """Yield the search's levels: cuts of both towers (every few layers, near the best, all), and price rounds."""
-    depths = problem.depths
+    depths = problem.cut_depths
     for parts in COARSE_CUTS:
         widths = [max(1, -(-depth // part)) for depth, part in zip(depths, parts, strict=True)]
         if max(widths) > 1:
@@ -171,12 +170,11 @@ def _preferable(resources: Resources, steps: Steps, best: Stages, rate: float, p
 
 def _rank(problem: PlacementProblem, stages: Stages) -> Ints:
     """Return the rank of each stage, (E,): whether it lacks a tower, then the bytes that it sends to the next."""
-    vision_depth, text_depth = problem.depths
+    vision_depth, text_depth = problem.cut_depths
     vision_start, text_start = np.divmod(stages.start, text_depth + 1)
     vision_stop, text_stop = np.divmod(stages.stop, text_depth + 1)
-    lacks = (vision_start == vision_stop) | (text_start == text_stop)
-    image_bytes = np.array([problem.image_bytes(layer) for layer in range(vision_depth + 1)])
-    caption_bytes = np.array([problem.caption_bytes(layer) for layer in range(text_depth + 1)])
+    lacks = (vision_start == vision_stop) | (text_start == text_stop) & (text_depth > 0)
+    image_bytes, caption_bytes = map(np.array, problem.bytes_at_cuts)
     sent = np.rint(image_bytes[vision_stop] + caption_bytes[text_stop]).astype(np.int64)
     at_end = (vision_stop == vision_depth) & (text_stop == text_depth)
     rank: Ints = LACK * lacks.astype(np.int64) + np.where(at_end, 0, sent)
@@ -203,8 +201,8 @@ def _is_shared(resources: Resources, stages: Stages) -> NDArray[np.bool_]:
 
 def _placement(resources: Resources, stages: Stages, rate: float) -> Placement:
     problem = resources.problem
-    cuts = [divmod(int(cut), problem.depths[1] + 1) for cut in (*stages.start, stages.stop[-1])]
-    placed = zip(specs_between(cuts), stages.pool, _devices(resources, stages, rate), strict=True)
+    cuts = [divmod(int(cut), problem.cut_depths[1] + 1) for cut in (*stages.start, stages.stop[-1])]
+    placed = zip(problem.specs(cuts), stages.pool, _devices(resources, stages, rate), strict=True)
     return Placement(
         items_per_s=resources.best_rate(stages, rate, 2 * rate),
         stages=tuple(PlacedStage(spec, problem.pools[pool], float(devices)) for spec, pool, devices in placed),

@@ -16,11 +16,13 @@ from timm.data import create_transform, resolve_data_config
 from timm.data.naflex_dataset import NaFlexCollator
 from timm.data.naflex_transforms import get_image_size_for_seq
 from tower_checks import randomise
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.siglip2 import image_processing_siglip2
 
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.executors.job import decode_spec
-from embedder.media.resize import ResizeSpec, scaled_size
+from embedder.media.patches import pixel_columns
+from embedder.media.resize import ResizeSpec, scaled_size, whole_squares_size
 from embedder.models.model_folder import open_model
 from embedder.planning.sample import sample_items
 from embedder.sources.listing import list_sources
@@ -176,3 +178,26 @@ def test_sampled_items_give_the_patches_of_an_image(make_run, model, tmp_path):
     grids = grids_of(sample.rows)
     assert sample.mix.image_patches == round(float(np.repeat(grids[:, 1] * grids[:, 2], grids[:, 0]).mean()))
     assert sample.mix.image_patches < BUDGET
+
+
+def test_whole_squares_of_patches_are_transformers_own_sizes():
+    rule = ResizeSpec(768, "patches", patch_size=16, max_patches=7200, merge_size=2, min_patches=16)
+    random = np.random.default_rng(0)
+    sizes = [(1, 1), (1, 200), (200, 1), (31, 33), (47, 48), (1600, 300), (4000, 3000), (9000, 50)]
+    sizes += [(int(width), int(height)) for width, height in np.exp(random.uniform(0, 8.5, (3000, 2)))]
+    for width, height in sizes:
+        if max(width, height) > 200 * min(width, height):
+            continue
+        found = whole_squares_size((width, height), rule)
+        assert found == smart_resize(height, width, 32, 16 * 16**2, 7200 * 16**2)[::-1], (width, height)
+        assert found[0] * found[1] <= rule.most_patches * 16**2
+    assert whole_squares_size((100_000, 3), rule) == whole_squares_size((600, 3), rule), "squeezed to 200 to 1"
+
+
+def test_patches_of_a_square_follow_each_other():
+    rule = ResizeSpec(768, "patches", patch_size=1, max_patches=99, merge_size=2, min_patches=4)
+    pixels = np.arange(4 * 6, dtype=np.uint8).reshape(1, 4, 6, 1).repeat(3, -1)
+    found = pixel_columns(pixels, rule)
+    assert found["image_grid"].tolist() == [1, 4, 6]
+    squares = found["pixels"][:, 0].reshape(-1, 4).tolist()
+    assert squares[:4] == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11], [12, 13, 18, 19]]

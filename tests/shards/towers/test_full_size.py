@@ -28,7 +28,7 @@ from shards.model_config import load_model_config
 from shards.model_errors import ModelError
 from shards.shard_specs import whole_model
 from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
-from shards.towers.registry import CLASSES, IMPORTS
+from shards.towers.registry import CLASSES, IMPORTS, ONE_TOWERS
 
 LARGE = (
     "CLIP ViT-L/14",
@@ -37,6 +37,7 @@ LARGE = (
     "open_clip ViT-bigG/14",
     "open_clip EVA-02-E/14+",
     "DINOv3 ViT-7B/16",
+    "Qwen3-VL-Embedding 8B",
 )
 
 
@@ -73,6 +74,12 @@ def of_transformers(folder, ours):
     tree = json.loads((folder / "config.json").read_text())
     theirs = on_meta(lambda: AutoModel.from_config(AutoConfig.from_pretrained(folder)))
     kind = tree["model_type"]
+    if kind in ONE_TOWERS:
+        places = {}
+        for name in ours:
+            side, _, inner = name.partition(".")
+            places[name] = Place((ONE_TOWERS[kind].prefixes[side] + inner,))
+        return theirs, places, ONE_TOWERS[kind].ignored
     if kind not in CLASSES:
         found = IMPORTS[kind]
         inner = {name: name.replace("_head.", ".head.").partition(".")[2] for name in ours}

@@ -1,0 +1,280 @@
+"""Import of a model whose pictures pass through the layers of its texts: towers, conversation, tokeniser, image sizes.
+
+The checkpoint's own chat template makes the conversation around a text or a picture. What stands in front of a text is
+its prompt; what follows it is added by the tokeniser, so that a text that is cut keeps it. Source: the script of
+Qwen3-VL-Embedding (8ce3aab): an instruction as the system's message, the item as the user's, and a prompt to answer,
+whose last token's vector counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from shards.convert.pickled_weights import checkpoint_weights
+from shards.convert.preprocessing import (
+    import_processor,
+    load_fast_tokenizer,
+    max_caption_tokens,
+    read_image_settings,
+)
+from shards.convert.sentence_transformers import MODULES_FILE, SentenceModel, find_sentence_model
+from shards.convert.transformers_model import check_all_used, joined_tensor
+from shards.file_schema import describe, read_json
+from shards.model_config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, find_model_folder
+from shards.model_errors import ModelError
+from shards.preprocess import PreprocessConfig
+from shards.saving import staged_model, write_weights
+from shards.tensor_shapes import model_shapes
+from shards.towers.base import OneTowerImport
+from shards.towers.from_transformers import parse_config
+from shards.towers.registry import ONE_TOWERS
+
+if TYPE_CHECKING:
+    import torch
+
+    from shards.towers.tower_kinds import VisionTower
+
+INSTRUCTION = "Represent the user's input."
+CHAT_FILE = "chat_template.json"  # of older processors; newer ones have a chat_template.jinja
+MAX_TOKENS = 1800
+"""Most tokens of a picture in the embedding model's own script; a chat model's processor allows nine times as many."""
+_MARK = "\u2e28mark\u2e29"
+_CURE = "save the model's own processor beside it, with the chat template of its embeddings"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What stands around an item: the prompts of captions and queries, and token ids around a picture.
+
+    `tokenizer_json` adds `after` to each text.
+    """
+
+    caption_prompt: str
+    query_prompt: str
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    tokenizer_json: str
+
+
+def import_one_tower(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+    """Convert a checkpoint with its processor into a model folder.
+
+    `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if the
+    checkpoint has something that can't be mapped, or lacks something.
+    """
+    folder = find_model_folder(src)
+    with checkpoint_weights(folder, Path(out)) as files:
+        conversation = read_conversation(folder)
+        config = _read_config(folder, name or Path(src).name, conversation)
+        with staged_model(Path(out), config, conversation.tokenizer_json) as stage:
+            write_weights(stage, _tensors(files, config, folder))
+    return config
+
+
+def read_one_tower_config(folder: Path, name: str) -> ModelConfig:
+    """Read the configuration, which needs no weights; without a tokeniser, the conversation around items is left out.
+
+    Raises a ModelError for what can't be mapped.
+    """
+    has_tokenizer = (folder / TOKENIZER_FILE).is_file()
+    return _read_config(folder, name, read_conversation(folder) if has_tokenizer else None, is_complete=False)
+
+
+def _read_config(
+    folder: Path, name: str, conversation: Conversation | None, *, is_complete: bool = True
+) -> ModelConfig:
+    """Make the configuration; `is_complete` says whether the folder must have an image processor."""
+    path = folder / CONFIG_FILE
+    tree = read_json(path, "give the folder of a model that transformers saved")
+    found = _importer(tree)
+    vision = found.read(parse_config(found.config_class, tree, path), path)
+    _check_modules(find_sentence_model(folder), vision)
+    ids = {} if conversation is None else {f"ids_{key}": getattr(conversation, key) for key in _PARTS}
+    try:
+        vision = vision.model_validate(vision.model_dump() | _budget(folder, vision, is_complete=is_complete) | ids)
+        preprocess = import_processor(
+            folder,
+            vision.side_px,
+            max_caption_tokens(folder, vision.shared_decoder),
+            is_required=is_complete,
+            patch_px=vision.patch_px,
+        )
+        return ModelConfig(
+            name=name,
+            trained=True,
+            embedding_dim=vision.dim,
+            vision_projection="none",
+            text_projection="none",
+            vision=vision,
+            text=vision.shared_decoder,
+            preprocess=_with_prompts(preprocess, conversation),
+        )
+    except ValidationError as error:
+        raise ModelError(f"{path}: {describe(error)}") from None
+
+
+_PARTS = ("before", "between", "after")
+
+
+def _importer(tree: Mapping[str, Any]) -> OneTowerImport:
+    return ONE_TOWERS[str(tree.get("model_type"))]
+
+
+def _with_prompts(preprocess: PreprocessConfig, conversation: Conversation | None) -> PreprocessConfig:
+    if conversation is None:
+        return preprocess
+    prompts = {"caption_prompt": conversation.caption_prompt, "query_prompt": conversation.query_prompt}
+    return preprocess.model_copy(update=prompts)
+
+
+def _check_modules(sentence: SentenceModel | None, vision: VisionTower) -> None:
+    """Raise a ModelError unless sentence-transformers' modules, if any, pool the last token alone."""
+    if sentence is not None and (sentence.pools != ("last",) or sentence.dense is not None or sentence.lowers_case):
+        raise ModelError(
+            f"{sentence.root / MODULES_FILE}: sentence-transformers' modules around a {vision.label} are "
+            f"{' + '.join(sentence.pools) or 'none'} of the tokens{' and Dense' if sentence.dense else ''}; only the "
+            "last token's vector, without a change of case, can be imported"
+        )
+
+
+def _budget(folder: Path, vision: VisionTower, *, is_complete: bool) -> dict[str, int]:
+    """Read how many patches an image may have from the image processor; raises a ModelError if it doesn't fit."""
+    found = read_image_settings(folder, is_required=is_complete)
+    if found is None:
+        return {}
+    path, settings = found
+    side = vision.patch_px or 1
+    expected = {"patch_size": side, "merge_size": vision.merge_size}
+    expected["temporal_patch_size"] = getattr(vision, "temporal_patch_size", 1)
+    for key, value in expected.items():
+        if settings.get(key, value) != value:
+            raise ModelError(f"{path}: {key} = {settings[key]!r}: the model has {value}; save its own image processor")
+    size = settings.get("size") or {}
+    limits = {
+        "min_patches": settings.get("min_pixels") or size.get("shortest_edge"),
+        "max_patches": settings.get("max_pixels") or size.get("longest_edge"),
+    }
+    pixels = side**2
+    for key, limit in limits.items():
+        if not isinstance(limit, int) or limit < pixels or limit % pixels:
+            raise ModelError(
+                f"{path}: size = {size}: expected shortest_edge and longest_edge in pixels of an image, multiples of a "
+                f"patch's {pixels}; {key} would be {limit!r} / {pixels}"
+            )
+    most = MAX_TOKENS * vision.merge_size**2
+    return {key: min(int(limit or 0) // pixels, most) for key, limit in limits.items()}
+
+
+def read_conversation(folder: Path) -> Conversation:
+    """Read the conversation around an item from tokeniser and chat template.
+
+    Raises a ModelError if there is none, or it isn't the same around a text and a picture.
+    """
+    tree = read_json(folder / CONFIG_FILE, "give the folder of a model that transformers saved")
+    tokenizer = load_fast_tokenizer(folder)
+    template = tokenizer.chat_template or _old_template(folder)
+    picture_id = tree.get("image_token_id")
+    picture = tokenizer.convert_ids_to_tokens(picture_id) if isinstance(picture_id, int) else None
+    if not isinstance(template, str) or not picture:
+        raise ModelError(f"{folder}: found no chat template, or no token of image_token_id; {_CURE}")
+    sentence = find_sentence_model(folder)
+    captions, queries = (sentence.caption_prompt, sentence.query_prompt) if sentence is not None else ("", "")
+    forms = [_forms(folder, tokenizer, template, picture, each or INSTRUCTION) for each in (captions, queries)]
+    (caption_prompt, between, end), (query_prompt, *others) = forms
+    if others != [between, end]:
+        raise ModelError(f"{folder}: the chat template ends a query otherwise than a caption; {_CURE}")
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    whole = backend.encode(f"{caption_prompt}{between}{end}").ids
+    place = whole.index(picture_id) if whole.count(picture_id) == 1 else -1
+    inner = _ids(backend, between.rpartition(picture)[2])
+    rest = whole[place + 1 :]
+    if place < 0 or rest[: len(inner)] != inner:
+        raise ModelError(f"{folder}: the tokeniser joins {picture!r} with what stands beside it; {_CURE}")
+    after = tuple(rest[len(inner) :])
+    content = _with_end(backend, after, caption_prompt, end, folder)
+    return Conversation(caption_prompt, query_prompt, tuple(whole[:place]), tuple(inner), after, content)
+
+
+def _forms(folder: Path, tokenizer: Any, template: str, picture: str, instruction: str) -> tuple[str, str, str]:
+    """Return what the template writes in front of an item, for a picture, and behind the item."""
+    text, image = {"type": "text", "text": _MARK}, {"type": "image", "image": ""}
+    of_text = _render(folder, tokenizer, template, instruction, [text])
+    start, mark, end = of_text.partition(_MARK)
+    of_both = _render(folder, tokenizer, template, instruction, [image, text])
+    inner = of_both.removeprefix(start).removesuffix(mark + end)
+    of_picture = _render(folder, tokenizer, template, instruction, [image])
+    is_same = of_picture == start + inner + end and of_both == f"{start}{inner}{mark}{end}"
+    if not mark or inner.count(picture) != 1 or not is_same:
+        raise ModelError(
+            f"{folder}: the chat template writes {of_text[:80]!r} around a text and {of_both[:120]!r} with a picture; "
+            f"expected the same with {picture!r} in front of the text; {_CURE}"
+        )
+    return start, inner, end
+
+
+def _render(folder: Path, tokenizer: Any, template: str, instruction: str, content: list[dict[str, str]]) -> str:
+    """Render a conversation; transformers does so in a sandbox of Jinja."""
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": instruction}]},
+        {"role": "user", "content": content},
+    ]
+    from jinja2 import TemplateError
+
+    try:
+        found: str = tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{folder}: the chat template can't be used ({reason}); {_CURE}") from None
+    return found
+
+
+def _old_template(folder: Path) -> Any:
+    path = folder / CHAT_FILE
+    return read_json(path, "fetch it again").get("chat_template") if path.is_file() else None
+
+
+def _ids(backend: Any, text: str) -> list[int]:
+    ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def _with_end(backend: Any, after: tuple[int, ...], prompt: str, end: str, folder: Path) -> str:
+    """Return the tokenizer.json that ends each text with the conversation's last tokens; raises a ModelError."""
+    from tokenizers import Tokenizer, processors
+
+    sample = f"{prompt}{INSTRUCTION}"
+    expected = backend.encode(sample + end).ids
+    tokenizer = Tokenizer.from_str(backend.to_str())
+    special = {"id": "<end>", "ids": list(after), "tokens": [str(backend.id_to_token(each)) for each in after]}
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A <end>", special_tokens=[special])
+    if tokenizer.encode(sample).ids != expected:
+        raise ModelError(
+            f"{folder}: the tokeniser joins a text with what ends the conversation ({end!r}), or begins it with a "
+            f"token of its own; {_CURE}"
+        )
+    content: str = tokenizer.to_str()
+    return content
+
+
+def _tensors(files: Mapping[str, Path], config: ModelConfig, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the model's tensors in order."""
+    tree = read_json(folder / CONFIG_FILE, "")
+    found, shapes = _importer(tree), model_shapes(config)
+    prefix = "model." if any(name.startswith("model.") for name in files) else ""
+    theirs = {}
+    for name in shapes:
+        side, _, inner = name.partition(".")
+        theirs[name] = f"{prefix}{found.prefixes[side]}{inner}"
+    check_all_used(files, set(theirs.values()), found.ignored, {"vision": str(tree.get("model_type"))})
+    for name, shape in shapes.items():
+        yield name, joined_tensor(files, (theirs[name],), shape)

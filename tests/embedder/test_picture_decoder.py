@@ -1,0 +1,98 @@
+"""A decoder with eyes from its checkpoint to its neighbours: imported, embedded through three stages, searched."""
+
+import io
+
+import numpy as np
+import pytest
+import samples
+import torch
+from embedding_runs import embedded
+from picture_decoders import INSTRUCTION, save_checkpoint
+from PIL import Image
+from transformers import Qwen3VLModel, Qwen3VLProcessor
+
+import embedder
+from shards.convert import import_checkpoint
+
+SIZES = [(40, 30), (64, 64), (120, 20), (9, 80), (200, 150), (33, 48), (1, 1), (90, 90)]
+QUERIES = ["a red car on the road", "two cats", "日本語", "seven white horses in the sun"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_checkpoint(tmp_path_factory.mktemp("qwen") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint, tmp_path_factory):
+    out = tmp_path_factory.mktemp("model") / "model"
+    import_checkpoint(checkpoint, out)
+    return str(out)
+
+
+@pytest.fixture(scope="module")
+def library(checkpoint):
+    """transformers' own vectors of texts and of files of images."""
+    theirs, processor = Qwen3VLModel.from_pretrained(checkpoint).eval(), Qwen3VLProcessor.from_pretrained(checkpoint)
+
+    @torch.no_grad()
+    def embed(content, image=None):
+        system = {"role": "system", "content": [{"type": "text", "text": INSTRUCTION}]}
+        messages = [system, {"role": "user", "content": content}]
+        form = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        inputs = processor(text=[form], images=None if image is None else [image], return_tensors="pt")
+        return torch.nn.functional.normalize(theirs(**inputs).last_hidden_state[0, -1], dim=-1).numpy()
+
+    def of(item):
+        if isinstance(item, str):
+            return embed([{"type": "text", "text": item}])
+        return embed([{"type": "image", "image": ""}], Image.open(io.BytesIO(item)).convert("RGB"))
+
+    return of
+
+
+def fill(folder, num):
+    """Write images of several sizes; every second has a caption."""
+    folder.mkdir()
+    for number in range(num):
+        samples.make_image(number, *SIZES[number % len(SIZES)]).save(folder / f"{number:03d}.png")
+        if number % 2 == 0:
+            (folder / f"{number:03d}.txt").write_text(f"{samples.SENTENCES[number % 6]} {number}")
+    return folder
+
+
+def check_run(config, source, library):
+    """Check a run's vectors and neighbours against the library's."""
+    report, rows = embedded(config)
+    assert report.num_rejected == 0
+    files = {f"{path.stem}.png": path for path in source.glob("*.png")}
+    assert len(rows) == len(files)
+    images, ids = [], []
+    for (item_id, _), row in rows.items():
+        path = next(each for name, each in files.items() if item_id.endswith(name))
+        expected = library(path.read_bytes())
+        assert np.abs(np.array(row["image_embedding"]) - expected).max() < 1e-5
+        if row["caption"] is not None:
+            assert np.abs(np.array(row["text_embedding"]) - library(row["caption"])).max() < 1e-5
+        images.append(expected)
+        ids.append(item_id)
+    store, matrix = embedder.open_store(config.store), np.stack(images)
+    queries = [*QUERIES, *[files["003.png"].read_bytes(), files["005.png"].read_bytes()]]
+    for query in queries:
+        hits = store.search(query, k=5)
+        scores = matrix @ library(query)
+        expected = [ids[place] for place in np.argsort(-scores)[:5]]
+        assert [hit.item_id for hit in hits] == expected
+    return report
+
+
+def test_a_run_in_one_process_finds_transformers_own_neighbours(make_run, model, library, tmp_path):
+    source = fill(tmp_path / "in", 12)
+    check_run(make_run(source, model=model, num_stages=3, rows_per_part=8), source, library)
+
+
+@pytest.mark.slow
+def test_three_stages_on_ray_find_transformers_own_neighbours(make_run, model, library, tmp_path, ray_cluster):
+    source = fill(tmp_path / "in", 40)
+    report = check_run(make_run(source, model=model, num_stages=3, rows_per_part=16, engine="ray"), source, library)
+    assert {step.step for step in report.steps} == {"decode", "stage 0", "stage 1", "stage 2", "write"}

@@ -1,0 +1,259 @@
+"""Qwen3-VL as one tower for pictures, texts, and both: against transformers with its processor, and at every cut."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from picture_decoders import INSTRUCTION, QUERY_INSTRUCTION, save_checkpoint
+from PIL import Image
+from tower_checks import check_every_cut, check_every_part_matters, check_refused, vectors
+from transformers import Qwen3VLModel, Qwen3VLProcessor
+
+from embedder.media.patches import pixel_columns
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
+from embedder.steps.caption_encoder import CaptionEncoder
+from embedder.steps.item_decoder import DecodeLimits, bmp
+from shards.activations import Batch, TowerState
+from shards.convert import import_checkpoint
+from shards.costs import BYTES_PER_VALUE, cut_bytes, weight_bytes
+from shards.model_config import load_model_config
+from shards.onnx_export import export_towers
+from shards.ranges import LayerRange
+from shards.shard import load_shard
+from shards.shard_specs import ShardSpec, one_tower, specs_between, whole_model
+from shards.tensor_shapes import model_shapes
+
+SIZES = [(1, 1), (3, 2), (40, 30), (64, 64), (160, 30), (7, 90), (300, 200), (199, 1), (1, 150), (33, 48), (1600, 300)]
+TEXTS = [
+    *("a red car", "two cats on a sofa\n", "\n\nx", "  spaces   inside ", "it's 2026", "<|im_end|> as text", "a"),
+    *("日本語の文", "русский текст", "नमस्ते", "مرحبا", "👩‍👩‍👧 🙂", "e\u0301 and é", "word " * 300),
+]
+DEPTH, DECODER = 5, 4  # layers before the decoder's, and the decoder's
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_checkpoint(tmp_path_factory.mktemp("qwen") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint, tmp_path_factory):
+    out = tmp_path_factory.mktemp("model") / "model"
+    import_checkpoint(checkpoint, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def library(checkpoint):
+    """transformers' vector of a conversation, and the inputs that its processor makes."""
+    theirs, processor = Qwen3VLModel.from_pretrained(checkpoint).eval(), Qwen3VLProcessor.from_pretrained(checkpoint)
+
+    @torch.no_grad()
+    def embed(text=None, image=None, instruction=INSTRUCTION):
+        content = [{"type": "image", "image": image}] * (image is not None)
+        content += [{"type": "text", "text": text}] * (text is not None)
+        system = {"role": "system", "content": [{"type": "text", "text": instruction}]}
+        messages = [system, {"role": "user", "content": content}]
+        form = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        inputs = processor(text=[form], images=None if image is None else [image], return_tensors="pt")
+        return torch.nn.functional.normalize(theirs(**inputs).last_hidden_state[0, -1], dim=-1), inputs
+
+    return embed
+
+
+def decode(config, images):
+    """Patches and grids of images, as a run decodes them."""
+    rule = ResizeSpec.of(config.preprocess, config.vision)
+    decoder = SandboxedDecoder(DecodeLimits())
+    columns = [pixel_columns(decoder.image(bmp(np.asarray(image)), rule)[None], rule) for image in images]
+    grids = torch.tensor(np.stack([each["image_grid"] for each in columns]))
+    return TowerState(
+        torch.from_numpy(np.concatenate([each["pixels"] for each in columns])), grids.long().prod(1), grids
+    )
+
+
+def tokenise(folder, texts, prompt=None):
+    """Token ids of texts, as a run makes them."""
+    rule = load_model_config(folder).preprocess
+    encoder = CaptionEncoder(
+        (folder / "tokenizer.json").read_text("utf-8"),
+        rule.max_caption_tokens,
+        prompt=rule.caption_prompt if prompt is None else prompt,
+    )
+    return as_state([encoder.encode(text) for text in texts])
+
+
+def as_state(ids):
+    flat = np.concatenate([np.asarray(each, np.int32) for each in ids])
+    return TowerState(torch.from_numpy(flat), torch.tensor([len(each) for each in ids]))
+
+
+def pictures(sizes=SIZES):
+    generator = np.random.default_rng(0)
+    return [Image.fromarray(generator.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
+
+
+@pytest.fixture(scope="module")
+def batch(model):
+    """Pictures of several sizes, one of two frames, a row without one, and captions of several lengths."""
+    config, generator = load_model_config(model), torch.Generator().manual_seed(0)
+    grids = torch.tensor([(1, 4, 4), (0, 0, 0), (1, 6, 6), (2, 2, 8), (1, 2, 30), (1, 4, 2), (1, 2, 2)]).int()
+    shape = int(grids.prod(1).sum()), config.vision.patch_values
+    patches = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    captions = as_state([[1, 10, 11, 9], [1, *range(20, 29), 9], [9], [4, 5, 6]])
+    return Batch(TowerState(patches, grids.long().prod(1), grids), captions)
+
+
+def test_pictures_of_all_sizes_have_transformers_own_vectors_and_grids(model, library):
+    config, images = load_model_config(model), pictures()
+    state = decode(config, images)
+    found = vectors(load_shard(model, whole_model(config))(Batch(state, None)))["vision"]
+    for row, grid, image in zip(found, state.grids.tolist(), images, strict=True):
+        expected, inputs = library(image=image)
+        assert inputs["image_grid_thw"].tolist() == [grid]
+        assert float((row - expected).abs().max()) < 1e-5
+
+
+def test_texts_of_several_scripts_have_the_processors_own_tokens_and_vectors(model, library):
+    state = tokenise(model, TEXTS)
+    found = vectors(load_shard(model, whole_model(load_model_config(model)))(Batch(None, state)))["text"]
+    for row, ids, text in zip(found, state.values.split(state.lengths.tolist()), TEXTS, strict=True):
+        expected, inputs = library(text=text)
+        assert ids.tolist() == inputs["input_ids"][0].tolist()
+        assert float((row - expected).abs().max()) < 1e-5
+
+
+def test_a_picture_with_its_text_is_one_conversation(model, library):
+    config, images = load_model_config(model), pictures()[:5]
+    bare = json.loads((model / "tokenizer.json").read_text("utf-8"))
+    bare["post_processor"] = None
+    encoder = CaptionEncoder(json.dumps(bare), 4096)
+    texts = TEXTS[: len(images)]
+    alone = decode(config, images)
+    both = TowerState(alone.values, alone.lengths, alone.grids, as_state([encoder.encode(text) for text in texts]))
+    shard = load_shard(model, whole_model(config))
+    found, without = (vectors(shard(Batch(state, None)))["vision"] for state in (both, alone))
+    for row, other, text, image in zip(found, without, texts, images, strict=True):
+        assert float((row - library(text=text, image=image)[0]).abs().max()) < 1e-5
+        assert float((row - other).abs().max()) > 1e-3  # the text matters
+    for cut in (2, DEPTH - 1, DEPTH, DEPTH + 1, DEPTH + 3):
+        specs = specs_between([(0, 0), (cut, 0), (DEPTH + DECODER, DECODER)])
+        state = Batch(both, None)
+        for spec in specs:
+            state = load_shard(model, spec)(state)
+        assert torch.equal(vectors(state)["vision"], found), cut
+
+
+def test_every_cut_of_both_sides_gives_the_bits_of_transformers_own_forward(model, batch):
+    config = load_model_config(model)
+    assert config.num_layers == {"vision": DEPTH + DECODER, "text": DECODER}
+    check_every_cut(model, batch)
+
+
+@pytest.mark.slow
+def test_every_part_matters(model, batch, tmp_path):
+    check_every_part_matters(model, batch, tmp_path)
+
+
+def test_a_layer_that_both_sides_use_is_held_once(model):
+    config, both = load_model_config(model), ShardSpec(LayerRange(DEPTH + 1, DEPTH + 3), LayerRange(1, 3))
+    alone = [one_tower("vision", both.vision), one_tower("text", both.text)]
+    sizes = {weight_bytes(config, spec, "float32") for spec in (both, *alone)}
+    assert len(sizes) == 1
+    shard = load_shard(model, both)
+    assert {shard.weight_bytes} == sizes
+    assert shard.vision.decoder is shard.text
+    apart = ShardSpec(LayerRange(DEPTH, DEPTH + 1), LayerRange(3, 4))
+    assert {name.split(".")[2] for name in load_shard(model, apart).state_dict() if ".layers." in name} == {"0", "3"}
+    assert not any(name.startswith("vision.") and ".layers." in name for name in model_shapes(config))
+
+
+def test_activations_hold_what_later_layers_need(model):
+    config = load_model_config(model)
+    vision, state = config.vision, decode(config, pictures([(64, 64)]))
+    assert state.grids.tolist() == [[1, 16, 16]]
+    assert vision.max_patches == 256
+    squares, width, tokens = 64, 32, 64 + len(vision.ids_before) + len(vision.ids_between) + len(vision.ids_after)
+    # Blocks 0 and 2 feed the first two decoder layers.
+    expected = {1: 4 * 24 + width, 2: 4 * 24 + width, 3: 4 * 24 + 2 * width, 4: 4 * 24 + 2 * width, 5: 3 * width}
+    expected = {layer: squares * values for layer, values in expected.items()}
+    expected |= {6: (tokens + squares) * width, 7: tokens * width, 8: tokens * width}
+    for layer, values in expected.items():
+        found = load_shard(model, one_tower("vision", LayerRange(0, layer)))(Batch(state, None)).vision
+        assert found.values.numel() == values
+        assert cut_bytes(config, "vision", layer, "float32", 16) == values * BYTES_PER_VALUE["float32"]
+        assert int(found.lengths.sum()) == len(found.values)
+
+
+def test_queries_have_the_instruction_of_sentence_transformers_prompts(checkpoint, library, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "with modules")
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    tree = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (kind, path) in enumerate(modules)
+    ]
+    features = {"method": "forward", "method_output_name": "last_hidden_state"}
+    (folder / "modules.json").write_text(json.dumps(tree))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+    settings = {
+        "transformer_task": "feature-extraction",
+        "modality_config": dict.fromkeys(("text", "image", "video", "message"), features),
+        "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
+    }
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    prompts = {"prompts": {"query": QUERY_INSTRUCTION, "document": INSTRUCTION}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    config = import_checkpoint(folder, tmp_path / "out")
+    state = tokenise(tmp_path / "out", TEXTS[:3], prompt=config.preprocess.query_prompt)
+    for ids, text in zip(state.values.split(state.lengths.tolist()), TEXTS, strict=False):
+        assert ids.tolist() == library(text=text, instruction=QUERY_INSTRUCTION)[1]["input_ids"][0].tolist()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    (tmp_path / "other").mkdir()
+    check_refused(import_checkpoint, folder, tmp_path / "other" / "out", "only the last token's vector")
+
+
+def test_torch_encodes_its_queries(model, tmp_path):
+    reasons = export_towers(model, tmp_path)
+    assert len(reasons) == 2
+    assert all("shares layers with the other" in reason and "\n" not in reason for reason in reasons)
+    assert not list(tmp_path.glob("*.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", {"text_config": {"attention_bias": True}}, "attention_bias = True"),
+        ("config.json", {"vision_config": {"deepstack_visual_indexes": [2, 9]}}, "deepstack_visual_indexes"),
+        ("config.json", {"vision_config": {"out_hidden_size": 16}}, "out_hidden_size = 16"),
+        ("config.json", {"text_config": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}}, "rope_parameters"),
+        ("config.json", {"image_token_id": 399}, "chat template|image_token_id"),
+        ("config.json", {"model_type": "qwen2_5_vl"}, "model_type = 'qwen2_5_vl'"),
+        ("processor_config.json", {"image_processor": {"merge_size": 3}}, "merge_size = 3: the model has 2"),
+        ("processor_config.json", {"image_processor": {"size": {"shortest_edge": 250}}}, "multiples of a patch's 16"),
+        ("chat_template.jinja", "", "chat template"),
+        ("chat_template.jinja", "{{ messages[1].content[0].text }}{{", "chat template can't be used"),
+        ("chat_template.jinja", "{{ messages[1].content[-1].text }}", "chat template writes"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused_by_name(checkpoint, tmp_path, file, change, message):
+    folder = shutil.copytree(checkpoint, tmp_path / "in")
+    path = folder / file
+    if isinstance(change, str):
+        path.write_text(change)
+    else:
+        tree = json.loads(path.read_text())
+        for key, value in change.items():
+            tree[key] = merge(tree.get(key), value)
+        path.write_text(json.dumps(tree))
+    check_refused(import_checkpoint, folder, tmp_path / "out", message)
+
+
+def merge(old, new):
+    """Change some keys of a tree."""
+    if not isinstance(new, dict) or not isinstance(old, dict):
+        return new
+    return old | {key: merge(old.get(key), value) for key, value in new.items()}
