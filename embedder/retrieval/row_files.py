@@ -12,6 +12,7 @@ index's files, are compared when they are opened; the whole hashes by `check_fil
 import hashlib
 import json
 import logging
+import mmap
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -120,6 +121,18 @@ def _write(path: Path, table: pa.Table, rows_per_batch: int) -> None:
         writer.write_table(table, max_chunksize=rows_per_batch)
 
 
+def _map(path: Path) -> pa.Table:
+    """Map an Arrow file; of a large one only the descriptions of its batches are read, which lie megabytes apart."""
+    with path.open("rb") as file:
+        found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if not hasattr(mmap, "MADV_RANDOM"):
+        return pa.ipc.open_file(pa.py_buffer(found)).read_all()
+    found.madvise(mmap.MADV_RANDOM)  # pyarrow's own mapping has the kernel read the batches, too
+    table = pa.ipc.open_file(pa.py_buffer(found)).read_all()
+    found.madvise(mmap.MADV_NORMAL)
+    return table
+
+
 def _pad(values: RowNumbers, length: int) -> pa.Array:
     found = np.full(length, -1, np.int32)
     found[: len(values)] = values
@@ -155,8 +168,8 @@ class RowFiles:
         if found != self.manifest.samples:
             raise RetrievalError(f"{folder}: a file was altered or cut short, its hash of samples differs")
         try:
-            self.rows, numbers = (pa.ipc.open_file(pa.memory_map(str(folder / name))).read_all() for name in NAMES)
-        except (pa.ArrowInvalid, OSError) as error:
+            self.rows, numbers = (_map(folder / name) for name in NAMES)
+        except (ValueError, OSError) as error:  # pa.ArrowInvalid is a ValueError
             raise RetrievalError(f"{folder}: {error}") from None
         length = max(self.manifest.num_rows, self.manifest.num_vectors)
         named = HIDDEN | {"item_id"} <= {*self.rows.column_names}
