@@ -180,8 +180,6 @@ def search(
         each.check()
     opened = place.open(run)
     local: Store | None = None if place.server is not None else opened  # type: ignore[assignment]
-    if local is not None:
-        local.find_damage()  # which begins the check
     answers = opened.search(
         query.queries or (None if query.vector is None else _read_vectors(query.vector)),
         options,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
+CHECK_AFTER_S = 3.0
 SAMPLE_ROWS = 1000  # of vectors, enough to know the deviation of scores to a few per cent
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, besides carryover
 
@@ -230,23 +231,28 @@ class EmbeddedFiles:
 class FileCheck:
     """Check of whole hashes on a thread of its own, which a process may end before.
 
+    It begins after some seconds, so that what opens the store has disk and processors to itself, or once it is waited
+    for.
+
     Attributes:
         problem: the first file that was altered, once it is found.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
-        """Begin."""
+        """Start the thread."""
         self.problem: RetrievalError | None = None
-        self._check = check
+        self._check, self._is_awaited = check, Event()
         self._thread = Thread(target=self._run, name="check-files", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end, at most so long; return whether it has ended."""
+        """Begin now, and wait for the end, at most so long; return whether it has ended."""
+        self._is_awaited.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        self._is_awaited.wait(CHECK_AFTER_S)
         try:
             self._check()
         except RetrievalError as error:

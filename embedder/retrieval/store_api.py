@@ -226,12 +226,13 @@ class Store(Searchable[Hits]):
         """Check the whole hashes of what is mapped, on a thread of its own; return the error that it has found so far.
 
         Args:
-            timeout_s: seconds to wait for its end.
+            timeout_s: seconds to wait for its end; 0 leaves it to begin some seconds after the store was opened.
         """
         check = self.searcher.snapshot.check
         if check is None:
             return None
-        check.wait(timeout_s)
+        if timeout_s > 0:
+            check.wait(timeout_s)
         return check.problem
 
     def prepare(self, before: "Store | None" = None) -> None:
