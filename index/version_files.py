@@ -2,7 +2,6 @@
 
 import io
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -37,9 +37,8 @@ from embedder.sources.byte_ranges import EmbeddedFile
 from embedder.sources.item_ranges import embedded_file
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import Current, StoreInfo
-from embedder.store.schema import EMBEDDINGS, ITEMS, with_nulls
+from embedder.store.schema import EMBEDDINGS, ITEMS, VECTOR_COLUMNS, with_nulls
 from embedder.store.tables.row_folders import rows_path
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index.index_versions import open_version, version_folder
@@ -162,7 +161,7 @@ class RowMetadata:
     @locked_cached_property
     def carried(self) -> pa.Schema:
         """Names and types of the carried columns."""
-        plain = without_dictionaries(self.rows.schema.empty_table()).schema
+        plain = _without_dictionaries(self.rows.schema)
         return pa.schema([field for field in plain if field.name not in EMBEDDINGS.names])
 
     @locked_cached_property
@@ -264,8 +263,11 @@ class FileCheck:
 
 def without_dictionaries(rows: pa.Table) -> pa.Table:
     """Return the rows with each dictionary-encoded column as its values."""
-    kinds = [(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in rows.schema]
-    return rows.cast(pa.schema(kinds))
+    return rows.cast(_without_dictionaries(rows.schema))
+
+
+def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in schema])
 
 
 class Snapshot:
@@ -334,6 +336,14 @@ class Snapshot:
             return None
         index_folder = version_folder(self.files, self.current.index)
         return FileCheck(partial(check_files, self.mapped, index_folder, read_manifest(index_folder).sha256))
+
+    @property
+    def checked_bytes(self) -> int:
+        """Size of the files whose whole hashes `check` compares; 0 without row files."""
+        if self.mapped is None or self.current.index is None:
+            return 0
+        folders = (self.mapped.folder, version_folder(self.files, self.current.index))
+        return sum(path.stat().st_size for folder in folders for path in folder.iterdir())
 
     @locked_cached_property
     def vectors(self) -> "Index | ExactIndex":
