@@ -5,6 +5,7 @@ Search parameters are passed with each call, so several threads can use one inde
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,6 +26,8 @@ _SKIPPED_PER_FETCHED = 250
 
 # FAISS's objects of search parameters, by index: to make them takes a fifth of a short search.
 _READY: WeakKeyDictionary[faiss.Index, dict[tuple[tuple[str, int], ...], Any]] = WeakKeyDictionary()
+
+_MAPPING = Lock()  # the map of rows is made once, although several threads may be the first to need it
 
 FindAmong = Callable[[Floats, int, Selector], tuple[Floats, Rows]]
 """Queries (Q, E), k, the rows that may be found -> scores and rows, (Q, k)."""
@@ -107,6 +110,7 @@ def vectors(index: faiss.Index | DiskIndex, rows: Rows) -> Floats:
     """Fetch the vectors of some rows, (n, E), with the precision of the index's codes."""
     if isinstance(index, DiskIndex):
         return index.vectors(rows)
+    prepare(index)
     return decode(_full_width(index), rows)
 
 
@@ -149,7 +153,8 @@ def _full_width(index: faiss.Index) -> faiss.Index:
 
 
 def prepare(index: faiss.Index | DiskIndex) -> None:
-    """Build the map from rows to entries of inverted lists; call once, before the first search."""
+    """Map rows to entries of inverted lists, 8 bytes a row, unless that is done; else the first `vectors` does."""
     store = None if isinstance(index, DiskIndex) else _full_width(index)
     if isinstance(store, faiss.IndexIVF):
-        store.make_direct_map()
+        with _MAPPING:
+            store.make_direct_map()

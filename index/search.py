@@ -40,7 +40,6 @@ class Index:
         self.is_live = is_live
         self._index = index
         self._has_masked = not self.is_live.all()
-        faiss_search.prepare(index)
 
     @cached_property
     def ids(self) -> pa.Table:

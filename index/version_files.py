@@ -2,7 +2,6 @@
 
 import io
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -289,9 +288,6 @@ def read_index(
 
 def _read_file(path: Path, manifest: Manifest, map_large: bool, samples: Mapping[str, str] | None) -> faiss.Index:
     with open_checked(path, manifest, READ_ONCE_BYTES, samples) as file:
-        if samples is not None and manifest.kind == "ivf" and hasattr(os, "posix_fadvise"):
-            # FAISS copies the ids of each list, which lie between its vectors: without this, a page fault for each.
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
         if map_large and not isinstance(file, io.BytesIO) and sys.platform == "linux":
             return faiss_build.map_file(Path(f"/proc/self/fd/{file.fileno()}"))  # the same file that was hashed
         return faiss_build.read(file)

@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from index_stores import indexed_store, vector_of
 
 import embedder
 from embedder.compat import FAST_START_VARIABLE, light_transformers
+from embedder.retrieval.store_api import keep_row_files
+from embedder.store.lock import write_lock
 from shards.compat import DEFERRED_COMPILER
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
@@ -118,6 +122,34 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line}
     assert "embedder.cli" in imported
     assert (HEAVY | {"urllib3"}) & imported == set()
+
+
+def test_a_search_by_vector_imports_its_own_command_and_neither_pandas_nor_encoders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedder.retrieval.row_files.MIN_ROWS", 1)
+    files = indexed_store(tmp_path / "s", 100, kind="flat")
+    with write_lock(files):
+        keep_row_files(files)
+    np.save(tmp_path / "query.npy", vector_of("0007.jpg"))
+    program = f"""
+import sys
+import embedder.retrieval.row_files
+from embedder.cli import main
+embedder.retrieval.row_files.MIN_ROWS = 1
+sys.argv = ["embedder", "search", "--store", {files.address!r}, "--vector", "query.npy"]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+"""
+    result = run_fresh("-c", f"{program}\n{LIST}", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "0007.jpg" in result.stdout
+    imported = set(json.loads(result.stdout.splitlines()[-1]))
+    assert {"faiss", "embedder.cli.search_command"} <= imported
+    unneeded = {"pandas", "deltalake", "duckdb", "embedder.cli.embed_command", "embedder.encoders.query_encoder"}
+    assert (unneeded | {"shards.towers.registry", "pyarrow.dataset"} | HEAVY - {"faiss"}) & imported == set()
 
 
 @patched

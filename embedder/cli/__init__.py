@@ -4,6 +4,17 @@ Inside its function, a command reads its configuration before it imports anythin
 mistake in an option is reported at once.
 """
 
-from embedder.cli.app import app, main
+from typing import Any
 
-__all__ = ["app", "main"]
+from embedder.cli.run_command import main
+
+__all__ = ["main"]
+
+
+def __getattr__(name: str) -> Any:
+    """Make `app`, the application of all commands, when it is first asked for."""
+    if name != "app":
+        raise AttributeError(f"module 'embedder.cli' has no attribute {name!r}")
+    from embedder.cli.run_command import whole_app
+
+    return whole_app()

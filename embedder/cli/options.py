@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import update_wrapper
+from importlib.metadata import EntryPoint
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,6 @@ import typer
 
 from embedder.cli.results import Result, print_result
 from embedder.config import RunConfig, load_config
-from embedder.entry_points import find_plugins
 from embedder.errors import ConfigError, RunFailedError
 
 LOG = logging.getLogger(__name__)
@@ -102,15 +102,20 @@ def _fill_record(record: Any, given: dict[str, Any]) -> Any:
     return record(**{name: given.pop(name) for name in names})
 
 
-def add_plugins(group: str, to: typer.Typer) -> None:
-    """Add the commands of plug-ins to an application; one that can't be imported is left out, with a warning."""
-    for name, point in find_plugins(group).items():
+def add_command(to: typer.Typer, name: str, found: Any) -> None:
+    """Add a command, or an application of subcommands, under a name."""
+    to.add_typer(found, name=name) if isinstance(found, typer.Typer) else to.command(name)(found)
+
+
+def add_plugins(to: typer.Typer, points: Mapping[str, EntryPoint]) -> None:
+    """Add the commands of plug-ins by name; one that can't be imported is left out, with a warning."""
+    for name, point in points.items():
         try:
             found = point.load()
         except Exception as error:  # noqa: BLE001 - another package's code: whatever it raises, the other commands work
             LOG.warning("command %s (%s) can't be loaded: %s; reinstall its package", name, point.value, error)
         else:
-            to.add_typer(found, name=name) if isinstance(found, typer.Typer) else to.command(name)(found)
+            add_command(to, name, found)
 
 
 def source_override(path: str | None, **described: Any) -> list[dict[str, Any]] | None:

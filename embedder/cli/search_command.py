@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from embedder.retrieval.store_api import Store
 
 
-CHECK_S = 0.2
-"""Seconds that a search waits for the check of whole hashes; a larger index is checked by `store check --deep`."""
+CHECK_S, CHECK_BYTES = 0.2, 200 << 20
+"""Seconds that a search waits for the check of whole hashes, and the most bytes that are read meanwhile.
+
+What is larger is checked by services, and by `store check --deep`."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,6 @@ def search(
         each.check()
     opened = place.open(run)
     local: Store | None = None if place.server is not None else opened  # type: ignore[assignment]
-    if local is not None:
-        local.find_damage()  # which begins the check
     answers = opened.search(
         query.queries or (None if query.vector is None else _read_vectors(query.vector)),
         options,
@@ -189,8 +189,10 @@ def search(
         not_text=query.not_texts or None,
         not_image=query.not_images or None,
     )
-    if local is not None and (damage := local.find_damage(CHECK_S)) is not None:
-        raise damage
+    if local is not None and local.searcher.snapshot.checked_bytes <= CHECK_BYTES:
+        damage = local.find_damage(CHECK_S)
+        if damage is not None:
+            raise damage
     results = [_hits_data(each, query.vector) for each in answers]
     shown: list[RenderableType] = []
     for each in answers:

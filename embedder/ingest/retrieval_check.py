@@ -18,9 +18,9 @@ from embedder.ingest.run_result import RunResult
 from embedder.retrieval.rank_metrics import retrieval_at
 from embedder.store.journal.finished import whole_among
 from embedder.store.journal.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
-from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import PAIRS_FILE, PUBLISHED_FILE, Current, Published, read_record, run_file
 from embedder.store.publish.current import record_of
+from embedder.store.schema import VECTOR_COLUMNS
 from embedder.store.tables.arrow_tensors import pack_vectors, unpack_vectors
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]

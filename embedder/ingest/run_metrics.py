@@ -17,7 +17,7 @@ from embedder.retrieval.rank_metrics import best_ranks, recall_at
 from embedder.store.files import StoreFiles
 from embedder.store.journal.finished import count_rows, ids_in
 from embedder.store.journal.hash_sample import lowest_keys
-from embedder.store.journal.part_writer import VECTOR_COLUMNS, gather_rows
+from embedder.store.journal.part_writer import gather_rows
 from embedder.store.layout import read_record, run_file, write_record
 from embedder.store.publish.history import latest_publications
 from embedder.store.row_metrics import (
@@ -29,7 +29,7 @@ from embedder.store.row_metrics import (
     digest_of,
     drift_between,
 )
-from embedder.store.schema import with_nulls
+from embedder.store.schema import VECTOR_COLUMNS, with_nulls
 from embedder.store.tables.arrow_tensors import unpack_vectors
 
 KS = (1, 5, 10)

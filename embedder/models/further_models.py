@@ -32,9 +32,8 @@ from embedder.servables.servable_columns import (
     TokensInput,
 )
 from embedder.steps.further_inputs import FurtherInput, Make
-from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import Searched, StoreInfo
-from embedder.store.schema import EMBEDDINGS, with_carryover
+from embedder.store.schema import EMBEDDINGS, VECTOR_COLUMNS, with_carryover
 from embedder.user_steps.declared_steps import changes_rows, step_fingerprints
 from shards.fingerprint import short_hash
 

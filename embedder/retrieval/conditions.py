@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedder.errors import ConfigError
 from embedder.storage.printable import is_text, printable, readable
-from embedder.store.journal.part_writer import VECTOR_COLUMNS
+from embedder.store.schema import VECTOR_COLUMNS
 
 if TYPE_CHECKING:
     import duckdb

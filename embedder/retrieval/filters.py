@@ -28,7 +28,7 @@ from embedder.retrieval.conditions import (
 )
 from embedder.sources import uris
 from embedder.storage.printable import is_text, readable
-from embedder.store.journal.part_writer import VECTOR_COLUMNS
+from embedder.store.schema import VECTOR_COLUMNS
 from index.vectors import Among, Mask, Rows
 
 if TYPE_CHECKING:

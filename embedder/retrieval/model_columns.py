@@ -14,10 +14,9 @@ from embedder.compat.locked_property import locked_cached_property
 from embedder.storage.hashed_rows import NUMBER, HashedRows, common_parts
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import MAIN, Current
 from embedder.store.publish.current import versions_of
-from embedder.store.schema import EMBEDDINGS
+from embedder.store.schema import EMBEDDINGS, VECTOR_COLUMNS
 from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import words_column
 from index.vectors import Rows

@@ -12,6 +12,7 @@ index's files, are compared when they are opened; the whole hashes by `check_fil
 import hashlib
 import json
 import logging
+import mmap
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -120,6 +121,26 @@ def _write(path: Path, table: pa.Table, rows_per_batch: int) -> None:
         writer.write_table(table, max_chunksize=rows_per_batch)
 
 
+def _map(path: Path) -> pa.Table:
+    """Map an Arrow file; of a large one only the descriptions of its batches are read, which lie megabytes apart."""
+    with path.open("rb") as file:
+        found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if not hasattr(mmap, "MADV_RANDOM"):
+        return pa.ipc.open_file(pa.py_buffer(found)).read_all()
+    found.madvise(mmap.MADV_RANDOM)  # pyarrow's own mapping has the kernel read the batches, too
+    table = pa.ipc.open_file(pa.py_buffer(found)).read_all()
+    found.madvise(mmap.MADV_NORMAL)
+    return table
+
+
+def _view(column: pa.ChunkedArray) -> RowNumbers:
+    """Return a column of one batch in place; ValueError if it is another. `to_numpy` would import pandas."""
+    if column.type != pa.int32() or column.num_chunks > 1:
+        raise ValueError(f"found {column.type} in {column.num_chunks} batches where int32 in one is due")
+    chunks = column.chunks
+    return np.frombuffer(chunks[0].buffers()[1], np.int32, len(column)) if chunks else np.empty(0, np.int32)
+
+
 def _pad(values: RowNumbers, length: int) -> pa.Array:
     found = np.full(length, -1, np.int32)
     found[: len(values)] = values
@@ -155,22 +176,19 @@ class RowFiles:
         if found != self.manifest.samples:
             raise RetrievalError(f"{folder}: a file was altered or cut short, its hash of samples differs")
         try:
-            self.rows, numbers = (pa.ipc.open_file(pa.memory_map(str(folder / name))).read_all() for name in NAMES)
-        except (pa.ArrowInvalid, OSError) as error:
+            self.rows, numbers = (_map(folder / name) for name in NAMES)
+            self._numbers = {name: _view(numbers[name]) for name in numbers.column_names}
+        except (ValueError, OSError) as error:  # pa.ArrowInvalid is a ValueError
             raise RetrievalError(f"{folder}: {error}") from None
         length = max(self.manifest.num_rows, self.manifest.num_vectors)
         named = HIDDEN | {"item_id"} <= {*self.rows.column_names}
         is_whole = (self.rows.num_rows, numbers.num_rows) == (self.manifest.num_rows, length)
         if not (named and is_whole and {ORDER, VECTOR, TABLE_ROW} <= {*numbers.column_names}):
             raise RetrievalError(f"{folder}: other rows or columns than its manifest says")
-        self._numbers = numbers
 
     def numbers(self, name: str) -> RowNumbers:
         """Return a column of numbers in place, int32: of the vectors if it is `TABLE_ROW`, else of the rows."""
-        column = self._numbers[name]
-        whole = column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()
-        numbers: RowNumbers = whole[: self.manifest.num_vectors if name == TABLE_ROW else self.manifest.num_rows]
-        return numbers
+        return self._numbers[name][: self.manifest.num_vectors if name == TABLE_ROW else self.manifest.num_rows]
 
     def columns(self, names: Mapping[str, str]) -> pa.Table:
         """Return columns in place: what each is called here -> what it shall be called."""

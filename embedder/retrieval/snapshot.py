@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,9 +37,8 @@ from embedder.sources.byte_ranges import EmbeddedFile
 from embedder.sources.item_ranges import embedded_file
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import Current, StoreInfo
-from embedder.store.schema import EMBEDDINGS, ITEMS, with_nulls
+from embedder.store.schema import EMBEDDINGS, ITEMS, VECTOR_COLUMNS, with_nulls
 from embedder.store.tables.row_folders import rows_path
 from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import WORDS_COLUMN
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
+CHECK_AFTER_S = 3.0
 SAMPLE_ROWS = 1000  # of vectors, enough to know the deviation of scores to a few per cent
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, besides carryover
 
@@ -162,7 +162,7 @@ class RowMetadata:
     @locked_cached_property
     def carried(self) -> pa.Schema:
         """Names and types of the carried columns."""
-        plain = without_dictionaries(self.rows.schema.empty_table()).schema
+        plain = _without_dictionaries(self.rows.schema)
         return pa.schema([field for field in plain if field.name not in EMBEDDINGS.names])
 
     @locked_cached_property
@@ -231,23 +231,28 @@ class EmbeddedFiles:
 class FileCheck:
     """Check of whole hashes on a thread of its own, which a process may end before.
 
+    It begins after some seconds, so that what opens the store has disk and processors to itself, or once it is waited
+    for.
+
     Attributes:
         problem: the first file that was altered, once it is found.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
-        """Begin."""
+        """Start the thread."""
         self.problem: RetrievalError | None = None
-        self._check = check
+        self._check, self._is_awaited = check, Event()
         self._thread = Thread(target=self._run, name="check-files", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end, at most so long; return whether it has ended."""
+        """Begin now, and wait for the end, at most so long; return whether it has ended."""
+        self._is_awaited.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        self._is_awaited.wait(CHECK_AFTER_S)
         try:
             self._check()
         except RetrievalError as error:
@@ -259,8 +264,11 @@ class FileCheck:
 
 def without_dictionaries(rows: pa.Table) -> pa.Table:
     """Return the rows with each dictionary-encoded column as its values."""
-    kinds = [(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in rows.schema]
-    return rows.cast(pa.schema(kinds))
+    return rows.cast(_without_dictionaries(rows.schema))
+
+
+def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in schema])
 
 
 class Snapshot:
@@ -329,6 +337,14 @@ class Snapshot:
             return None
         index_folder = version_folder(self.files, self.current.index)
         return FileCheck(partial(check_files, self.mapped, index_folder, read_manifest(index_folder).sha256))
+
+    @property
+    def checked_bytes(self) -> int:
+        """Size of the files whose whole hashes `check` compares; 0 without row files."""
+        if self.mapped is None or self.current.index is None:
+            return 0
+        folders = (self.mapped.folder, version_folder(self.files, self.current.index))
+        return sum(path.stat().st_size for folder in folders for path in folder.iterdir())
 
     @locked_cached_property
     def vectors(self) -> "Index | ExactIndex":

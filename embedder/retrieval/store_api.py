@@ -12,12 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.encoders.encode_queries import AnyQueryEncoder, BaseQueryEncoder
-from embedder.encoders.query_encoder import QueryEncoder
-from embedder.encoders.query_tower_export import preprocessing_of
-from embedder.encoders.servable_encoder import DATA_ALONE, CodeSources, open_servable_encoder, open_towers
 from embedder.errors import EmbedderError, RunFailedError, StoreError, check_argument
-from embedder.models.model_folder import Model, open_model
 from embedder.retrieval.hits import Hits, Searchable
 from embedder.retrieval.model_columns import ModelColumns
 from embedder.retrieval.queries import QueryBatch, SearchOptions
@@ -37,8 +32,12 @@ from index.index_errors import RetrievalError
 from index.vectors import Floats
 from shards.model_errors import ModelError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # encoders are imported once a text or an image is encoded
+    from embedder.encoders.encode_queries import AnyQueryEncoder, BaseQueryEncoder
+    from embedder.encoders.query_encoder import QueryEncoder
+    from embedder.encoders.servable_encoder import CodeSources
     from embedder.media.given_inputs import GivenImage
+    from embedder.models.model_folder import Model
     from embedder.servables.servable import Servable
 
 LOG = logging.getLogger(__name__)
@@ -68,7 +67,18 @@ def open_store(
             read, or it has no model of that name.
     """
     check_argument("embedder.open_store: uri", uri, (str, Path), "the folder or address of a store")
-    return Store(StoreFiles(uri), model, version, code=CodeSources.of(servables, allow_store_code))
+    return Store(StoreFiles(uri), model, version, code=code_sources(servables, allow_store_code))
+
+
+def code_sources(
+    servables: "Sequence[Servable | Mapping[str, Any]]" = (), allow_store_code: bool = False
+) -> "CodeSources | None":
+    """Return where code of further models may come from, as `open_store` takes it; None for nowhere."""
+    if not (servables or allow_store_code):
+        return None
+    from embedder.encoders.servable_encoder import CodeSources
+
+    return CodeSources.of(servables, allow_store_code)
 
 
 class Store(Searchable[Hits]):
@@ -87,7 +97,7 @@ class Store(Searchable[Hits]):
         model: str | None = None,
         version: str | None = None,
         publication: Current | None = None,
-        code: CodeSources = DATA_ALONE,
+        code: "CodeSources | None" = None,
     ) -> None:
         """Read what is published; see `open_store`.
 
@@ -96,7 +106,7 @@ class Store(Searchable[Hits]):
             model: name of a further model, or a model folder.
             version: run id of an earlier publication.
             publication: a publication that was read before, instead of `version`.
-            code: where code of further models is taken from.
+            code: where code of further models is taken from; None for nowhere.
         """
         self._code = code
         self.publication = read_published(files.main) if publication is None else publication
@@ -226,12 +236,13 @@ class Store(Searchable[Hits]):
         """Check the whole hashes of what is mapped, on a thread of its own; return the error that it has found so far.
 
         Args:
-            timeout_s: seconds to wait for its end.
+            timeout_s: seconds to wait for its end; 0 leaves it to begin some seconds after the store was opened.
         """
         check = self.searcher.snapshot.check
         if check is None:
             return None
-        check.wait(timeout_s)
+        if timeout_s > 0:
+            check.wait(timeout_s)
         return check.problem
 
     def prepare(self, before: "Store | None" = None) -> None:
@@ -260,7 +271,7 @@ class Store(Searchable[Hits]):
         return Searcher(Snapshot(self.files, self.current, self.info, self._columns))
 
     @locked_cached_property
-    def encoder(self) -> AnyQueryEncoder:
+    def encoder(self) -> "AnyQueryEncoder":
         """Encoder with the store's model: its query towers, or the model folder and torch if it has none.
 
         For a further model without towers, the servable encodes what it accepts.
@@ -270,14 +281,19 @@ class Store(Searchable[Hits]):
             ServableError: a further model's file is missing, or of another framework.
         """
         if self.model:
-            return self._query_towers() or open_servable_encoder(self.info, self.model, self._code)
+            from embedder.encoders.servable_encoder import DATA_ALONE, open_servable_encoder
+
+            return self._query_towers() or open_servable_encoder(self.info, self.model, self._code or DATA_ALONE)
         if self._given_model is not None:
+            from embedder.encoders.query_encoder import QueryEncoder
+            from embedder.encoders.query_tower_export import preprocessing_of
+
             model = self._open_model()
             if preprocessing_of(model, self.info) != self.info.preprocess_fingerprint:
                 return QueryEncoder(model, self.info.colour)
         return self._query_towers() or self._torch_encoder()
 
-    def _query_towers(self) -> BaseQueryEncoder | None:
+    def _query_towers(self) -> "BaseQueryEncoder | None":
         """Return the encoder of the store's query towers; None, with a log line, if there are none that can be used."""
         if self.model and not has_towers(self.files, self.info):  # only towers have query encoders in the store
             return None
@@ -299,10 +315,15 @@ class Store(Searchable[Hits]):
             LOG.warning(f"store {self.files.address}: torch encodes queries, its query towers can't be used: {error}")
             return None
 
-    def _torch_encoder(self) -> QueryEncoder:
+    def _torch_encoder(self) -> "QueryEncoder":
+        from embedder.encoders.query_encoder import QueryEncoder
+        from embedder.encoders.servable_encoder import open_towers
+
         return open_towers(self.info, self.model) if self.model else QueryEncoder(self._open_model(), self.info.colour)
 
-    def _open_model(self) -> Model:
+    def _open_model(self) -> "Model":
+        from embedder.models.model_folder import open_model
+
         model = open_model(self._given_model or self.info.model)
         if model.fingerprint != self.info.model_fingerprint:
             raise StoreError(

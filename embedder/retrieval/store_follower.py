@@ -12,16 +12,16 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, Self
 
-from embedder.encoders.servable_encoder import DATA_ALONE, CodeSources
 from embedder.errors import StoreError, check_argument
 from embedder.retrieval.row_files import DamagedCopyError
-from embedder.retrieval.store_api import Store
+from embedder.retrieval.store_api import Store, code_sources
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
 from embedder.store.store_info import read_published
 from index.index_errors import RetrievalError
 
 if TYPE_CHECKING:
+    from embedder.encoders.servable_encoder import CodeSources
     from embedder.servables.servable import Servable
 
 MAX_DOUBLINGS = 5  # a failed opening is retried after 2, 4, ... 32 times the usual wait: it may be large
@@ -56,7 +56,7 @@ def follow_store(
         RetrievalError: the index is damaged.
     """
     check_argument("embedder.follow_store: uri", uri, (str, Path), "the folder or address of a store")
-    code = CodeSources.of(servables, allow_store_code)
+    code = code_sources(servables, allow_store_code)
     return FollowingStore(StoreFiles(uri), every_s, model, on_error, on_change, code)
 
 
@@ -78,7 +78,7 @@ class FollowingStore:
         model: str | None = None,
         on_error: OnError | None = None,
         on_change: OnChange | None = None,
-        code: CodeSources = DATA_ALONE,
+        code: "CodeSources | None" = None,
     ) -> None:
         self.snapshot = Store(files, model, code=code)
         self.snapshot.prepare()

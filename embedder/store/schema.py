@@ -17,6 +17,8 @@ MARKS = ("store.json", "runs")
 PICKLED = "ray.data.arrow_pickled_object"
 """Arrow name of Ray's type for values of any class; a program that has imported Ray unpickles them to objects."""
 
+VECTOR_COLUMNS = ("image_embedding", "text_embedding")
+
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 ITEMS = pa.schema(

@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.part_file import PartFile
-from embedder.store.schema import with_nulls
+from embedder.store.schema import VECTOR_COLUMNS, with_nulls
 from embedder.store.tables.deletion_vectors import DeletionVectorError, live_rows, marked_rows
 from embedder.store.tables.item_rows import RECORD_KEYS, ROW_KEYS
 from embedder.store.tables.tables import RecordTable

@@ -6,10 +6,10 @@ import typer
 
 from embedder.cli.options import ReadConfig, add_plugins, command
 from embedder.cli.results import Result
-from embedder.entry_points import TARGETS
+from embedder.entry_points import TARGETS, find_plugins
 
 app = typer.Typer(no_args_is_help=True, help="Make a cluster of a plan: manifests of KubeRay, a script for Slurm.")
-add_plugins(TARGETS, app)
+add_plugins(app, find_plugins(TARGETS))
 
 
 @app.command()

@@ -6,12 +6,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 
-from embedder.encoders.servable_encoder import CodeSources
 from embedder.errors import USER_MISTAKES, StoreError
 from embedder.plugins.serve.serve_errors import RequestError
 from embedder.plugins.serve.serve_settings import ServeSettings
 from embedder.plugins.serve.served_publication import WARM_UP_TEXT, ServedPublication
-from embedder.retrieval.store_api import Store
+from embedder.retrieval.store_api import Store, code_sources
 from embedder.retrieval.store_follower import FollowingStore
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Published
@@ -32,7 +31,7 @@ class Publications:
         self._files = StoreFiles(settings.store)
         self._earlier: OrderedDict[str, ServedPublication] = OrderedDict()
         self._lock, self._generation = threading.Lock(), 0
-        self._code = CodeSources.of(settings.servables, settings.allow_store_code)
+        self._code = code_sources(settings.servables, settings.allow_store_code)
         self._following = FollowingStore(
             self._files, settings.follow_s, settings.model, self._tell_error, self._take_over, self._code
         )

@@ -24,7 +24,7 @@ MEMORY_BYTES = 32 << 20
 PLACE = ["item_id", "session"]
 WHOLE = pa.schema([*((name, pa.string()) for name in PLACE), ITEMS.field("num_vectors"), ("kept", pa.bool_())])
 KEYS = pa.schema([("item_id", pa.string()), ("file", pa.int32())])
-NO_PLACES = pa.schema([(name, pa.string()) for name in PLACE]).empty_table()
+NO_PLACES = pa.Table.from_batches([], pa.schema([(name, pa.string()) for name in PLACE]))
 
 Selection = Callable[[pa.Table], pa.Table]
 """Filters complete items to those that count."""

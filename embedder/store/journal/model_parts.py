@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from embedder.batch_schema import CARRIED, HUNG, NEEDED, REASON, TRACE, VECTOR, model_column
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import JournalEntry
-from embedder.store.journal.part_writer import VECTOR_COLUMNS, RunMetadata, write_part
+from embedder.store.journal.part_writer import RunMetadata, write_part
+from embedder.store.schema import VECTOR_COLUMNS
 from embedder.store.tables.item_states import HELD_VERSIONS, KNOWN_COLUMNS
 
 ERROR_TYPE, TIMEOUT_TYPE = "ModelFailed", "ModelTimeout"

@@ -26,7 +26,7 @@ from embedder.store.journal.metadata_updates import MOVED, moves_file
 from embedder.store.journal.step_metrics import measure
 from embedder.store.layout import record_bytes, utc_now
 from embedder.store.part_file import PartFile
-from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover
+from embedder.store.schema import EMBEDDINGS, ITEMS, VECTOR_COLUMNS, with_carryover
 from embedder.store.store_errors import StoreUnavailableError
 from embedder.store.tables.arrow_lookup import without_items
 from embedder.store.tables.arrow_tensors import is_half, round_vectors
@@ -38,7 +38,6 @@ BOUNDED = ("item_id", "state")
 """Columns without nulls, of which a log records the minimum and maximum of each file."""
 NUM_REWRITERS = 4
 """Part files rewritten in parallel; each has at most 64 MiB and needs about four times its size in memory."""
-VECTOR_COLUMNS = ("image_embedding", "text_embedding")
 MIN_STREAM_VALUES = 1 << 14
 """Values of a column from which those of half precision are worth their own encoding."""
 PART_FILES = (("embeddings", ".parquet"), ("items", ".parquet"), ("items", "-kept.parquet"))

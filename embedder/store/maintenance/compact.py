@@ -8,12 +8,13 @@ from typing import NamedTuple
 from embedder.errors import StoreError
 from embedder.quantities import plural
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import VECTOR_COLUMNS, rewrite_each, rewritten_name, round_rows, store_part
+from embedder.store.journal.part_writer import rewrite_each, rewritten_name, round_rows, store_part
 from embedder.store.journal.runs import unfinished_runs
 from embedder.store.layout import Current, Published, RunInfo
 from embedder.store.maintenance.half_precision import VectorType, models_to_round
 from embedder.store.part_file import PartFile
 from embedder.store.publish.current import IndexChoice, begin, parts_at, publish_files, versions_of, writable
+from embedder.store.schema import VECTOR_COLUMNS
 from embedder.store.tables.models import model_files
 from embedder.store.tables.tables import RecordTable
 

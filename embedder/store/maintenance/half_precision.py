@@ -14,9 +14,9 @@ import numpy as np
 
 from embedder.quantities import plural
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import VECTOR_COLUMNS
 from embedder.store.layout import MAIN, STORE_FILE, Current, StoreInfo, read_record, swap_record
 from embedder.store.publish.current import versions_of
+from embedder.store.schema import VECTOR_COLUMNS
 from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables.arrow_tensors import is_half, round_vectors
 from embedder.store.tables.tables import RecordTable

@@ -14,7 +14,6 @@ from embedder.store.journal.finished import KEYS, Finished, count_rows, hash_row
 from embedder.store.journal.journal import JournalEntry
 from embedder.store.journal.metadata_updates import MOVED, move_rows
 from embedder.store.journal.part_writer import (
-    VECTOR_COLUMNS,
     RunMetadata,
     gather_rows,
     rewrite_each,
@@ -25,7 +24,7 @@ from embedder.store.journal.runs import Run
 from embedder.store.layout import Current, Kind, Record, StoreInfo
 from embedder.store.part_file import PartFile
 from embedder.store.publish.interim import NO_IDS
-from embedder.store.schema import TABLES, with_carryover
+from embedder.store.schema import TABLES, VECTOR_COLUMNS, with_carryover
 from embedder.store.tables.arrow_lookup import KnownIds
 from embedder.store.tables.deletion_vectors import Mask, Rows, marked_stats, store_vectors
 from embedder.store.tables.tables import RecordTable

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import VECTOR_COLUMNS, encode_part
+from embedder.store.journal.part_writer import encode_part
 from embedder.store.maintenance.purge.audit import is_among
 from embedder.store.part_file import PartFile
 from embedder.store.publish.history import part_files
+from embedder.store.schema import VECTOR_COLUMNS
 from embedder.store.tables.deletion_vectors import (
     DeletionVector,
     Rows,

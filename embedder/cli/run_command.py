@@ -8,31 +8,19 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from functools import cache
+from importlib.metadata import EntryPoint
 from io import TextIOWrapper
 from types import TracebackType
 from typing import Annotated, Any
 
 import typer
 
-from embedder.cli import config_command as config
-from embedder.cli import demo_command as demo
-from embedder.cli import doctor_command as doctor
-from embedder.cli import embed_command as embed
-from embedder.cli import index_command as index
-from embedder.cli import model_command as model
-from embedder.cli import plan_command as plan
-from embedder.cli import purge_command as purge
-from embedder.cli import refresh_command as refresh
-from embedder.cli import report_command as report
-from embedder.cli import search_command as search
-from embedder.cli import store_check_command as store_check
-from embedder.cli import store_command as store
-from embedder.cli import verify_command as verify
-from embedder.cli.options import add_plugins
+from embedder.cli.options import add_command, add_plugins
 from embedder.cli.terminal import MAX_LINE_CHARACTERS, TerminalLog
 from embedder.config_toml.mistakes import ConfigMistakesError
-from embedder.entry_points import COMMANDS as PLUGIN_COMMANDS
+from embedder.entry_points import COMMANDS as PLUGINS
+from embedder.entry_points import find_plugins
 from embedder.errors import USER_MISTAKES, HeadLostError, RunFailedError
 from embedder.executors.interrupts import SignalInterrupt, interruptible
 from embedder.installation import InstallationError, explain_missing
@@ -45,33 +33,29 @@ from embedder.version import __version__
 OBJECTS_PER_COLLECTION = 100_000
 USAGE_ERRORS: tuple[type[Exception], ...] = typer.BadParameter.__bases__  # of all versions of typer
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    refresh.refresh,
-    refresh.rejects,
-    store.history,
-    report.report,
-    store.rollback,
-    store.vacuum,
-    store.compact,
-    purge.purge,
-    store.migrate,
-    store.export_query_towers,
-    search.search,
-    demo.demo,
-    embed.embed,
-    plan.plan,
-    verify.verify,
-    doctor.doctor,
-    config.config,
-)
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-app.add_typer(model.app, name="model")
-app.add_typer(index.app, name="index")
-app.add_typer(store_check.app, name="store")
-for command in COMMANDS:
-    app.command()(command)
-add_plugins(PLUGIN_COMMANDS, app)
+COMMANDS = {
+    "model": "model_command:app",
+    "index": "index_command:app",
+    "store": "store_check_command:app",
+    "refresh": "refresh_command:refresh",
+    "rejects": "refresh_command:rejects",
+    "history": "store_command:history",
+    "report": "report_command:report",
+    "rollback": "store_command:rollback",
+    "vacuum": "store_command:vacuum",
+    "compact": "store_command:compact",
+    "purge": "purge_command:purge",
+    "migrate": "store_command:migrate",
+    "export-query-towers": "store_command:export_query_towers",
+    "search": "search_command:search",
+    "demo": "demo_command:demo",
+    "embed": "embed_command:embed",
+    "plan": "plan_command:plan",
+    "verify": "verify_command:verify",
+    "doctor": "doctor_command:doctor",
+    "config": "config_command:config",
+}
+"""Modules of this package, and their commands or applications of subcommands, in the order of `--help`."""
 
 
 def _show_version(is_asked: bool) -> None:
@@ -80,13 +64,34 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
-def options(
+def _take_options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""
+
+
+def make_app(only: str | None = None) -> typer.Typer:
+    """Make the application of one command, or of all: importing the others takes longer than most searches."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+    app.callback()(_take_options)
+    own = {name: EntryPoint(name, f"{__package__}.{place}", "") for name, place in COMMANDS.items()}
+    if only in own:
+        own = {only: own[only]}
+    plugins = {} if only in own else {name: at for name, at in find_plugins(PLUGINS).items() if name not in own}
+    if only in plugins:
+        own, plugins = {}, {only: plugins[only]}
+    for name, point in own.items():
+        add_command(app, name, point.load())
+    add_plugins(app, plugins)
+    return app
+
+
+@cache
+def whole_app() -> typer.Typer:
+    """Return the application of all commands."""
+    return make_app()
 
 
 def main() -> None:
@@ -98,7 +103,8 @@ def main() -> None:
     with interruptible(), messages_to(TerminalLog()):
         try:
             # Typer itself would print errors in its own style, and replace the hook for tracebacks.
-            sys.exit(typer.main.get_command(app)(standalone_mode=False))
+            called = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+            sys.exit(typer.main.get_command(make_app(called))(standalone_mode=False))
         except USAGE_ERRORS as error:
             sys.exit(_show_usage_error(error))
         except typer.Abort:
