@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 from xml.etree.ElementTree import TreeBuilder, XMLParser
 
 from PIL import IptcImagePlugin
@@ -30,6 +30,11 @@ MAX_NOTE_CHARACTERS = 200
 EXIF_DIRECTORY, GPS_DIRECTORY = 0x8769, 0x8825
 """Tags of the first directory that point to the other two."""
 IPTC_TAG, IPTC_RESOURCE = 33723, 0x0404  # of a TIFF, of Photoshop's block in a JPEG
+
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+BIG_TIFF = (b"+\0", b"\0+")
+VALUE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
+"""Bytes of a value by its type (Source: TIFF 6.0, section 2; BigTIFF's 16 to 18)."""
 
 RDF = "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}"
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -86,19 +91,19 @@ class MetadataBlocks:
     notes: tuple[str, ...] = ()
 
 
-def read_blocks(opened: Any, encoded: bytes = b"") -> MetadataBlocks:
+def read_blocks(opened: Any, file: BinaryIO | None = None) -> MetadataBlocks:
     """Read the metadata of an image opened by Pillow or one of its plug-ins.
 
     Args:
         opened: the image; before a PNG is loaded, what follows its pixels is not known yet.
-        encoded: the whole file, in which the directories of a TIFF or a camera raw lie.
+        file: the file itself, seekable, in which the directories of a TIFF or of many camera raws lie.
     """
     info, notes = opened.info, list[str]()
     first, details, gps = NO_TAGS, NO_TAGS, NO_TAGS
     with _noted("Exif", notes):
-        block, first = _first_directory(opened, encoded)
+        block, first = _first_directory(opened, file)
         for tag, name in ((EXIF_DIRECTORY, "Exif's second directory"), (GPS_DIRECTORY, "GPS")):
-            if block and tag in first:
+            if block is not None and tag in first:
                 with _noted(name, notes):
                     found = read_directory(block, tag, first[tag])
                     details, gps = (found, gps) if tag == EXIF_DIRECTORY else (details, found)
@@ -126,12 +131,15 @@ def _refusal(found: str, limit: int) -> DecodeError:
     return DecodeError("HugeMetadata", f"{found}; at most {limit} are read")
 
 
-def _first_directory(opened: Any, encoded: bytes) -> tuple[bytes, Tags]:
-    """Return the block that offsets refer to, and its first directory; a TIFF's was read by Pillow."""
+def _first_directory(opened: Any, file: BinaryIO | None) -> tuple[BinaryIO | None, Tags]:
+    """Return the file that offsets refer to, and its first directory; a TIFF's was read by Pillow."""
     if (tags := getattr(opened, "tag_v2", None)) is not None:
-        return encoded, tags
-    block = _exif_block(opened.info)
-    return block, read_directory(block) if block else NO_TAGS
+        return file, tags
+    if block := _exif_block(opened.info):
+        return (found := io.BytesIO(block)), read_directory(found)
+    if file is not None and file.seek(0) == 0 and file.read(4) in TIFF_STARTS:
+        return file, read_directory(file)
+    return None, NO_TAGS
 
 
 def _exif_block(info: Mapping[str, Any]) -> bytes:
@@ -147,47 +155,41 @@ def _exif_block(info: Mapping[str, Any]) -> bytes:
     return block
 
 
-def read_directory(block: bytes, group: int | None = None, offset: int | None = None) -> ImageFileDirectory_v2:
+def read_directory(file: BinaryIO, group: int | None = None, offset: int | None = None) -> ImageFileDirectory_v2:
     """Read one directory of an Exif or TIFF; values are decoded when they are asked for.
 
     Args:
-        block: from the byte order on, all that offsets refer to.
+        file: from the byte order on, all that offsets refer to.
         group: tag of the directory that points to this one; None: it is the first one.
-        offset: its place in the block; None: that of the first one.
+        offset: its place in the file; None: that of the first one.
 
     Raises a DecodeError if it has more tags than are read, or claims more bytes than there are; or what Pillow raises.
     """
-    directory = ImageFileDirectory_v2(block[:16] if block[2:3] == b"\x2b" else block[:8], group=group)
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    head = file.read(16)
+    directory = ImageFileDirectory_v2(head if head[2:4] in BIG_TIFF else head[:8], group=group)
     start = directory.next if offset is None else offset
-    _check_directory(block, start)
-    file = io.BytesIO(block)
+    _check_directory(file, start, size, "<" if head[:2] == b"II" else ">", is_big=head[2:4] in BIG_TIFF)
     file.seek(start)
     directory.load(file)
     return directory
 
 
-VALUE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
-"""Bytes of a value by its type (Source: TIFF 6.0, section 2; BigTIFF's 16 to 18)."""
-
-
-def _check_directory(block: bytes, start: int) -> None:
+def _check_directory(file: BinaryIO, start: int, size: int, order: str, *, is_big: bool) -> None:
     """Refuse a directory whose values lie upon each other: 65,535 tags may point to the same megabytes."""
-    order, is_big = "<" if block[:2] == b"II" else ">", block[2:4] in (b"\x2b\0", b"\0\x2b")
     counter, entry = (order + "Q", order + "HHQ8x") if is_big else (order + "H", order + "HHL4x")
-    entries = start + struct.calcsize(counter)
-    (num_tags,) = struct.unpack_from(counter, block, start)
+    file.seek(start)
+    (num_tags,) = struct.unpack(counter, file.read(struct.calcsize(counter)))
     if num_tags > MAX_TAGS:
         raise _refusal(f"a directory of {num_tags} tags", MAX_TAGS)
-    listed = block[entries : entries + num_tags * struct.calcsize(entry)]
+    listed = file.read(num_tags * struct.calcsize(entry))
     whole = len(listed) - len(listed) % struct.calcsize(entry)
-    sizes = (
-        count * VALUE_BYTES[kind]
-        for _, kind, count in struct.iter_unpack(entry, listed[:whole])
-        if kind < len(VALUE_BYTES)
-    )
-    claimed = sum(size for size in sizes if size <= len(block))  # a longer one is not read at all
-    if claimed > len(block):
-        raise _refusal(f"a directory that claims {claimed} bytes", len(block))
+    known = (each for each in struct.iter_unpack(entry, listed[:whole]) if each[1] < len(VALUE_BYTES))
+    sizes = (count * VALUE_BYTES[kind] for _, kind, count in known)
+    claimed = sum(each for each in sizes if each <= size)  # a longer one is not read at all
+    if claimed > (limit := min(size, MAX_EXIF_BYTES)):
+        raise _refusal(f"a directory that claims {claimed} bytes", limit)
 
 
 def _xmp_block(info: Mapping[str, Any]) -> bytes:
