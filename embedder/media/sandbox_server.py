@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
@@ -46,6 +46,7 @@ class Server:
 
     `inbox_fd` has the encoded bytes, `outbox_fd` takes the pixels. `max_pixels` limits one image or frame,
     `max_file_bytes` the encoded size of one image. `may_use_torch` allows PyTorch's library to be loaded.
+    `medium_columns` are those of the medium to fill.
     """
 
     channel: Channel
@@ -54,6 +55,7 @@ class Server:
     max_pixels: int
     max_file_bytes: int
     may_use_torch: bool = True
+    medium_columns: Collection[str] = ()
     _outbox_is_full: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +103,8 @@ class Server:
                 self._send({"images": answers})
                 answers, sent_s = [], time.monotonic()
             try:
-                image = decode_image(os.pread(self.inbox_fd, size, offset), resizes[rule], self.max_pixels)
+                encoded = os.pread(self.inbox_fd, size, offset)
+                image = decode_image(encoded, resizes[rule], self.max_pixels, self.medium_columns)
                 answers.append(self._post_image(image, place))
                 place += len(image.data)
             except Exception as error:  # noqa: BLE001 - as in `_answer`
@@ -121,7 +124,7 @@ class Server:
     def _image(self, request: Message, file: BinaryIO) -> Message:
         resize = _read_resize(request["resize"])
         encoded = read_whole(file, self.max_file_bytes)
-        return self._post_image(decode_image(encoded, resize, self.max_pixels))
+        return self._post_image(decode_image(encoded, resize, self.max_pixels, self.medium_columns))
 
     def _video(self, request: Message, file: BinaryIO) -> Message:
         """Send one message per segment, with images only of those that the parent doesn't have yet."""
@@ -132,7 +135,7 @@ class Server:
                 self._await_emptied()
                 times = {"start_s": float(segment.start_s), "end_s": float(segment.end_s)}
                 numbers = {"segment": segment.segment, "num_decoded": segment.num_decoded}
-                self._send(self._post(segment.images) | times | numbers)
+                self._send(self._post(segment.images) | times | numbers | {"medium": self._medium_of(segment)})
                 self._outbox_is_full = True
         return {"end": True}
 
@@ -143,12 +146,26 @@ class Server:
             from embedder.media.animations import animation_segments
 
             encoded, rule = read_whole(file, self.max_file_bytes), SegmentRule(segment_s, frames_per_segment)
-            return animation_segments(encoded, resize, rule, self.max_pixels)
+            return animation_segments(encoded, resize, rule, self.max_pixels, self.medium_columns)
         from embedder.media.videos import read_segments
 
         return read_segments(
-            file, resize, segment_s=segment_s, frames_per_segment=frames_per_segment, max_pixels=self.max_pixels
+            file,
+            resize,
+            segment_s=segment_s,
+            frames_per_segment=frames_per_segment,
+            max_pixels=self.max_pixels,
+            medium_columns=self.medium_columns,
         )
+
+    def _medium_of(self, segment: PickedSegment[SizedPixels]) -> Message | None:
+        """Return the values of the medium's columns of a segment, those of pixels from its middle image."""
+        if not self.medium_columns:
+            return None
+        from embedder.media.medium_values import pixel_values
+
+        of_file = segment.images[0].medium or {}
+        return of_file | pixel_values(segment.images[len(segment.images) // 2], self.medium_columns)
 
     def _frame(self, request: Message, file: BinaryIO) -> Message:
         resize, time_s = _read_resize(request["resize"]), request["time_s"]
@@ -171,8 +188,8 @@ class Server:
         return open(self.inbox_fd, "rb", buffering=0, closefd=False)
 
     def _post_image(self, image: SizedPixels, offset: int = 0) -> Message:
-        note: Message = {} if image.note is None else {"note": image.note}
-        return self._post([image], offset) | {"offset": offset} | note
+        said: Message = {name: value for name in ("note", "medium") if (value := getattr(image, name)) is not None}
+        return self._post([image], offset) | {"offset": offset} | said
 
     def _post(self, images: list[SizedPixels], offset: int = 0) -> Message:
         """Write images of one size into the outbox; return the answer with their number and size."""
