@@ -129,9 +129,8 @@ OF_PIXELS = ("perceptual_hash", "sharpness", "brightness", "one_colour_share")
 def check_medium_name(name: str) -> str:
     """Return the name of a column or group; a ValueError for any other."""
     if name not in BY_NAME and name not in GROUPS:
-        raise ValueError(
-            f"{name!r} is no column of the medium; groups are {', '.join(GROUPS)}, columns {', '.join(BY_NAME)}"
-        )
+        known = ", ".join((*GROUPS, *BY_NAME))
+        raise ValueError(f"{name!r} is no column of the medium; known are {known}")
     return name
 
 

@@ -332,10 +332,8 @@ def _number(found: Any) -> float | None:
     if isinstance(found, bool):
         return None
     try:
-        if isinstance(found, str):  # no Fraction: that of "1e999999999" fills the memory
-            numerator, _, denominator = found.partition("/")
-            return _number(float(numerator) / float(denominator or 1))
-        value = float(found)
+        numerator, _, denominator = found.partition("/") if isinstance(found, str) else (found, "", "")
+        value: float = float(numerator) / float(denominator or 1)  # a Fraction of "1e999999999" fills the memory
     except (TypeError, ValueError, ArithmeticError):
         return None
     return value if math.isfinite(value) else None
