@@ -218,8 +218,7 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
     try:
         image = _open_file(encoded)
         note_colour(image, encoded)
-        tags = getattr(image, "tag_v2", {})  # a TIFF is turned as it is loaded
-        image.info[STORED] = StoredForm(image.size, image.mode, tags.get(ORIENTATION_TAG))
+        note_form(image)
         return image
     except UnidentifiedImageError:
         raise DecodeError(UNIDENTIFIED, _no_header(encoded[:HEAD_BYTES])) from None
@@ -271,6 +270,12 @@ def orientation_of(image: Image.Image) -> int:
     except Exception:  # noqa: BLE001 - a broken tag raises anything, and must not cost a good image
         return 1
     return value if isinstance(value, int) else 1
+
+
+def note_form(image: Image.Image) -> None:
+    """Keep the form of an image that was opened just now: loading reduces a JPEG and turns a TIFF."""
+    tags = getattr(image, "tag_v2", {})
+    image.info[STORED] = StoredForm(image.size, image.mode, tags.get(ORIENTATION_TAG))
 
 
 def form_of(opened: Image.Image, orientation: int) -> PictureForm:

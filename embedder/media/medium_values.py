@@ -313,7 +313,7 @@ def _degrees(found: Any, ref: Any) -> float | None:
         parts, side = [each for each in numbers if each is not None], text_of(ref) or ""
         if len(parts) != len(numbers) or side not in ("N", "S", "E", "W"):
             return None
-    total = sum(part / 60**place for place, part in enumerate(parts))
+    total: float = sum(part / 60**place for place, part in enumerate(parts))
     return round(-total if side in ("S", "W") else total, 7)
 
 

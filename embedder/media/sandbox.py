@@ -19,11 +19,12 @@ from typing import Any, NamedTuple, Self, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from embedder.media.limits import PROGRESS_BYTES, DecodeLimits
+from embedder.media.limits import MAX_RANGE_BYTES, PROGRESS_BYTES, DecodeLimits
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, Size, max_bytes
 from embedder.process.child import ChildDiedError, ChildHungError, ChildProcess
 from embedder.process.child_main import FAILED, JSON
+from embedder.storage.file_adapter import ByteRanges
 from shards.file_schema import parse_json
 
 Source = bytes | bytearray | memoryview | str | Path
@@ -230,6 +231,28 @@ class SandboxedDecoder:
         can't be decoded.
         """
         return self._one_image({"do": "frame", "time_s": time_s}, source, resize).pixels
+
+    def header(self, ranges: ByteRanges) -> Message:
+        """Return the values of the medium's columns that a file's headers give; only what they take is read.
+
+        Raises a DecodeError; whatever `ranges` raises.
+        """
+        self._turn += 1
+        self._end_unfinished()
+        try:
+            self._send({"do": "header", "num_bytes": ranges.size})
+            while True:
+                answer = self._receive(self.limits.timeout_s, "reading the header")
+                if "read" not in answer:
+                    self._is_busy = False
+                    return _read_medium(answer) or {}
+                offset, length = answer["read"]
+                data = ranges.read_at(max(0, int(offset)), min(MAX_RANGE_BYTES, max(0, int(length))))
+                _write_all(self._shared_fds()[0], memoryview(data), 0)
+                self._send({"num_bytes": len(data)})
+        except ChildDiedError as death:
+            self._blame(death, MAX_CRASHES)
+            raise RuntimeError("the crash is blamed on the file") from None
 
     def video(
         self, source: Source, resize: ResizeSpec, *, segment_s: float, frames_per_segment: int

@@ -11,23 +11,25 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
 from typing import Any, BinaryIO
 
 from embedder.media.images import decode_image, prepare_pillow
-from embedder.media.limits import PROGRESS_BYTES
+from embedder.media.limits import MAX_RANGE_BYTES, PROGRESS_BYTES
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, SizedPixels
 from embedder.media.segments import PickedSegment, SegmentRule
 from embedder.media.sniff import HEAD_BYTES, sniff
 from embedder.process.child_main import JSON, Channel
+from embedder.storage.file_adapter import RangeFile
 
 Message = dict[str, Any]
 
 MAX_ERROR_CHARACTERS = 500
+HEADER_BYTES, MAX_PAGES = 1 << 15, 64  # of a page, fetched at a time while a header is read; pages kept
 ANSWER_S = 0.1  # how long a batch's answers are gathered before they are sent
 
 
@@ -79,7 +81,7 @@ class Server:
             return
 
     def _answer(self, request: Message) -> Message:
-        handlers = {"image": self._image, "video": self._video, "frame": self._frame}
+        handlers = {"image": self._image, "video": self._video, "frame": self._frame, "header": self._header}
         try:
             with self._source(request) as file:
                 return handlers[request["do"]](request, file)
@@ -178,8 +180,20 @@ class Server:
 
         return self._post([read_frame_at(file, resize, time_s, self.max_pixels)])
 
+    def _header(self, request: Message, file: BinaryIO) -> Message:
+        from embedder.media.medium_headers import header_values
+
+        return {"medium": header_values(file, self.max_pixels, self.max_file_bytes, self.medium_columns)}
+
+    def _ask(self, offset: int, length: int) -> bytes:
+        """Ask the parent for a range of the file of a request `header`, which comes through the inbox."""
+        self._send({"read": [offset, min(length, MAX_RANGE_BYTES)]})
+        return os.pread(self.inbox_fd, self._receive()["num_bytes"], 0)
+
     def _source(self, request: Message) -> BinaryIO:
         """Open a request's file: one on disk, or the content of the inbox."""
+        if request["do"] == "header":
+            return io.BufferedReader(RangeFile(AskedRanges(request["num_bytes"], self._ask)))
         if "path" in request:
             return open_regular(request["path"])
         if request["do"] == "image":  # truncating the inbox for each would take 70 microseconds
@@ -216,6 +230,32 @@ class Server:
             raise SandboxClosedError
         message: Message = json.loads(request)
         return message
+
+
+class AskedRanges:
+    """File of which the parent reads the ranges that are asked for, page by page; the last pages are kept."""
+
+    def __init__(self, size: int, ask: Callable[[int, int], bytes]) -> None:
+        self.size, self.version = size, ""
+        self._ask, self._pages = ask, dict[int, bytes]()
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Read up to `length` bytes; fewer only at the file's end."""
+        if length > HEADER_BYTES:
+            return self._ask(offset, length)
+        start = offset - offset % HEADER_BYTES
+        pages = b"".join(self._page(place) for place in range(start, min(offset + length, self.size), HEADER_BYTES))
+        return pages[offset - start : offset - start + length]
+
+    def _page(self, place: int) -> bytes:
+        if place not in self._pages:
+            if len(self._pages) == MAX_PAGES:
+                self._pages.clear()
+            self._pages[place] = self._ask(place, HEADER_BYTES)
+        return self._pages[place]
+
+    def close(self) -> None:
+        """Do nothing: the file is the parent's."""
 
 
 def _is_image(file: BinaryIO) -> bool:

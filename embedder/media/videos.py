@@ -84,6 +84,17 @@ def read_segments(
             num_counted = num_decoded
 
 
+def read_clip_values(file: BinaryIO, max_pixels: int, medium_columns: Collection[str]) -> dict[str, Any]:
+    """Return the values of a clip's columns from its header, and its orientation from the first frame.
+
+    `file` must be seekable. Raises like `read_segments`.
+    """
+    with _open(file) as container:
+        stream = _video_stream(container, max_pixels)
+        first = next(_decoded_frames(container, stream, max_pixels), None)
+        return _medium_of(container, stream, 1 if first is None else _orientation(first), medium_columns)
+
+
 def _medium_of(container: Any, stream: Any, orientation: int, columns: Collection[str]) -> dict[str, Any]:
     from embedder.media.medium_values import clip_values
 
