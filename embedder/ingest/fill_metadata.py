@@ -25,6 +25,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import medium_array, rewritten_name, store_part
 from embedder.store.journal.runs import unfinished_runs
 from embedder.store.layout import Published
+from embedder.store.part_file import PartFile
 from embedder.store.publish.current import IndexChoice, begin, parts_at, publish_files, writable
 from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables.arrow_lookup import positions
