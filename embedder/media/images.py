@@ -19,6 +19,7 @@ from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.jpeg import decode_pixels
 from embedder.media.loaded_image import LoadedImage, PictureForm
 from embedder.media.media_errors import DecodeError
+from embedder.media.metadata_blocks import UNREADABLE, without_jpeg_metadata
 from embedder.media.resize import (
     DRAFT_SCALES,
     PADDING_LEVELS,
@@ -227,9 +228,15 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
 
 
 def _open_file(encoded: bytes) -> Image.Image:
-    """Open an image; a PNG without its profile if that is too large."""
+    """Open an image; a PNG without its profile if that is too large, a JPEG without metadata that Pillow can't read."""
     try:
         return Image.open(io.BytesIO(encoded), formats=FORMATS)
+    except UnidentifiedImageError:
+        if (bare := without_jpeg_metadata(encoded)) == encoded:
+            raise
+        image = Image.open(io.BytesIO(bare), formats=FORMATS)
+        image.info[UNREADABLE] = "Pillow can't open the picture with it"
+        return image
     except ValueError:
         if (without := without_png_profile(encoded)) == encoded:
             raise

@@ -31,6 +31,7 @@ EXIF_DIRECTORY, GPS_DIRECTORY = 0x8769, 0x8825
 """Tags of the first directory that point to the other two."""
 IPTC_TAG, IPTC_RESOURCE = 33723, 0x0404  # of a TIFF, of Photoshop's block in a JPEG
 
+JPEG_APPS = tuple(bytes([number]) for number in range(0xE0, 0xF0))
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 BIG_TIFF = (b"+\0", b"\0+")
 VALUE_BYTES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8, 8, 8)
@@ -56,6 +57,8 @@ PREFIXES = {
 }
 """Prefixes under which properties of XMP are known, by their namespace; those of others are left out."""
 
+UNREADABLE = "unreadable_metadata"
+"""Key of `Image.info` for why an image was opened without its metadata."""
 NO_TEXTS = ("Raw profile type exif", "Raw profile type iptc", "XML:com.adobe.xmp")
 """Blocks that PNG keeps as text."""
 
@@ -99,6 +102,8 @@ def read_blocks(opened: Any, file: BinaryIO | None = None) -> MetadataBlocks:
         file: the file itself, seekable, in which the directories of a TIFF or of many camera raws lie.
     """
     info, notes = opened.info, list[str]()
+    if reason := info.get(UNREADABLE):
+        notes.append(f"the metadata is broken: {reason}")
     first, details, gps = NO_TAGS, NO_TAGS, NO_TAGS
     with _noted("Exif", notes):
         block, first = _first_directory(opened, file)
@@ -113,6 +118,17 @@ def read_blocks(opened: Any, file: BinaryIO | None = None) -> MetadataBlocks:
     with _noted("IPTC", notes):
         iptc = _read_iptc(opened)
     return MetadataBlocks(first, details, gps, xmp, iptc, _texts(info), tuple(notes))
+
+
+def without_jpeg_metadata(encoded: bytes) -> bytes:
+    """Return a JPEG without the segments of Exif, XMP and IPTC (APP1, APP13) before its first other segment."""
+    place, kept = 2, [encoded[:2]]
+    while encoded[place : place + 1] == b"\xff" and encoded[place + 1 : place + 2] in JPEG_APPS:
+        end = place + 2 + int.from_bytes(encoded[place + 2 : place + 4], "big")
+        if encoded[place + 1] not in (0xE1, 0xED):
+            kept.append(encoded[place:end])
+        place = end
+    return b"".join([*kept, encoded[place:]]) if encoded[:2] == b"\xff\xd8" else encoded
 
 
 @contextmanager
