@@ -11,9 +11,10 @@ from contextlib import suppress
 from datetime import datetime
 from fractions import Fraction
 from functools import lru_cache
+from operator import mul
 from typing import Any, BinaryIO, Literal, NamedTuple
 
-from PIL import ExifTags, Image, ImageCms, ImageFilter, ImageStat
+from PIL import ExifTags, Image, ImageCms, ImageFilter
 
 from embedder.media.loaded_image import PictureForm
 from embedder.media.metadata_blocks import MetadataBlocks, read_blocks
@@ -40,6 +41,16 @@ ISO_6709 = re.compile(r"([+-]\d+(?:\.\d+)?)([+-]\d+(?:\.\d+)?)([+-]\d+(?:\.\d+)?
 XMP_DEGREES = re.compile(r"(\d+),(\d+(?:\.\d+)?)(?:,(\d+(?:\.\d+)?))?([NSEW])", re.ASCII)
 
 
+@lru_cache(maxsize=256)
+def _parse_source(source: str) -> tuple[str, Any]:
+    """Return the kind of a source of `embedder.medium_columns`, and the key of its value there."""
+    kind, _, name = source.partition(".")
+    if kind == "iptc":
+        record, _, number = name.partition(":")
+        return kind, (int(record), int(number))
+    return kind, ExifTags.Base[name].value if kind == "exif" else ExifTags.GPS[name].value if kind == "gps" else name
+
+
 class Sources(NamedTuple):
     """What values are looked for in: an image's metadata blocks, or a clip's tags."""
 
@@ -48,23 +59,19 @@ class Sources(NamedTuple):
 
     def get(self, source: str) -> Any:
         """Return the value of a source of `embedder.medium_columns`; None if it has none."""
-        kind, _, name = source.partition(".")
-        if kind == "clip":
-            return self.clip.get(name)
+        kind, key = _parse_source(source)
         if kind == "exif":
-            tag = ExifTags.Base[name].value
-            return self.blocks.exif_details.get(tag, self.blocks.exif.get(tag))
+            return self.blocks.exif_details.get(key, self.blocks.exif.get(key))
         if kind == "gps":
-            return self.blocks.gps.get(ExifTags.GPS[name].value)
+            return self.blocks.gps.get(key)
         if kind == "iptc":
-            record, _, number = name.partition(":")
-            return next(iter(self.blocks.iptc.get((int(record), int(number)), ())), None)
-        if kind == "png":
-            return self.blocks.text.get(name)
-        texts = self.blocks.xmp.get(name, ())
-        return (
-            ", ".join(each.text for each in texts[:10]) if name == "dc:creator" else (texts[0].text if texts else None)
-        )
+            return next(iter(self.blocks.iptc.get(key, ())), None)
+        if kind in ("clip", "png"):
+            return (self.clip if kind == "clip" else self.blocks.text).get(key)
+        texts = self.blocks.xmp.get(key, ())
+        if key == "dc:creator":
+            return ", ".join(each.text for each in texts[:10]) or None
+        return texts[0].text if texts else None
 
     def first(self, column: str, read: Callable[[Any], Any]) -> Any:
         """Return the first value of a column's sources that can be read."""
@@ -195,9 +202,10 @@ def pixel_values(sized: SizedPixels, columns: Collection[str]) -> Values:
     """Return what is computed of a picture's pixels, in the size that the model takes, so at no decoding.
 
     perceptual_hash: a difference hash (Source: N. Krawetz, "Kind of like that", 2013): grey levels at 9 x 8 pixels,
-    a bit for each that is darker than its right neighbour. sharpness: the variance of the Laplacian (Source:
-    Pech-Pacheco et al., "Diatom autofocusing", 2000). one_colour_share: of colours of four bits a channel, at a
-    quarter of the size.
+    a bit for each that is darker than its right neighbour. sharpness: the variance of the Laplacian in the middle
+    half, of both sides (Source:
+    Pech-Pacheco et al., "Diatom autofocusing", 2000). one_colour_share: of colours of four bits a channel, at about
+    28 pixels a side.
     """
     image = Image.frombytes("RGB", sized.size, sized.data)
     grey, values = image.convert("L"), Values()
@@ -205,20 +213,32 @@ def pixel_values(sized: SizedPixels, columns: Collection[str]) -> Values:
         small = grey.resize((9, 8), Image.Resampling.BOX).tobytes()
         bits = "".join("01"[small[9 * row + x] < small[9 * row + x + 1]] for row in range(8) for x in range(8))
         values["perceptual_hash"] = f"{int(bits, 2):016x}"
-    if "sharpness" in columns and min(sized.size) > 2:
-        edges = grey.filter(LAPLACIAN).crop((1, 1, grey.width - 1, grey.height - 1))
-        values["sharpness"] = round(ImageStat.Stat(edges).var[0], 2)
+    if "sharpness" in columns and min(sized.size) >= 8:
+        width, height = grey.size
+        middle = grey.crop((width // 4, height // 4, width - width // 4, height - height // 4))
+        edges = middle.filter(LAPLACIAN).crop((1, 1, middle.width - 1, middle.height - 1))
+        mean, squares = _moments(edges)
+        values["sharpness"] = round(squares - mean**2, 2)
     if "brightness" in columns:
-        values["brightness"] = round(ImageStat.Stat(grey).mean[0] / 255, 4)
+        values["brightness"] = round(_moments(grey)[0] / 255, 4)
     if "one_colour_share" in columns:
-        few = image.reduce(4) if min(sized.size) >= 16 else image
-        colours = few.point(FOUR_BITS).getcolors(few.width * few.height) or [(0, None)]
+        few = image.reduce(max(1, min(sized.size) // COLOUR_SIDE))
+        colours = few.point(FOUR_BITS).getcolors(few.width * few.height) or []
         values["one_colour_share"] = round(max(count for count, _ in colours) / (few.width * few.height), 4)
     return values
 
 
 LAPLACIAN = ImageFilter.Kernel((3, 3), (0, 1, 0, 1, -4, 1, 0, 1, 0), scale=1, offset=128)
 FOUR_BITS = [level & 0xF0 for level in range(256)] * 3
+COLOUR_SIDE = 28
+"""Pixels of the shorter side, at least, at which colours are counted."""
+LEVELS, SQUARES = range(256), [level**2 for level in range(256)]
+
+
+def _moments(grey: Image.Image) -> tuple[float, float]:
+    """Return the mean of an image's grey levels, and that of their squares."""
+    counts, num = grey.histogram(), grey.width * grey.height
+    return sum(map(mul, counts, LEVELS)) / num, sum(map(mul, counts, SQUARES)) / num
 
 
 def _times(sources: Sources, columns: Collection[str]) -> Values:
