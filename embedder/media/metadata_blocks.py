@@ -105,17 +105,17 @@ def read_blocks(opened: Any, file: BinaryIO | None = None) -> MetadataBlocks:
     if reason := info.get(UNREADABLE):
         notes.append(f"the metadata is broken: {reason}")
     first, details, gps = NO_TAGS, NO_TAGS, NO_TAGS
-    with _noted("Exif", notes):
+    with _note_failure("Exif", notes):
         block, first = _first_directory(opened, file)
         for tag, name in ((EXIF_DIRECTORY, "Exif's second directory"), (GPS_DIRECTORY, "GPS")):
             if block is not None and tag in first:
-                with _noted(name, notes):
+                with _note_failure(name, notes):
                     found = read_directory(block, tag, first[tag])
                     details, gps = (found, gps) if tag == EXIF_DIRECTORY else (details, found)
     xmp, iptc = dict[str, tuple[XmpText, ...]](), dict[tuple[int, int], tuple[bytes, ...]]()
-    with _noted("XMP", notes):
+    with _note_failure("XMP", notes):
         xmp = read_xmp(_xmp_block(info))
-    with _noted("IPTC", notes):
+    with _note_failure("IPTC", notes):
         iptc = _read_iptc(opened)
     return MetadataBlocks(first, details, gps, xmp, iptc, _texts(info), tuple(notes))
 
@@ -132,7 +132,7 @@ def without_jpeg_metadata(encoded: bytes) -> bytes:
 
 
 @contextmanager
-def _noted(what: str, notes: list[str]) -> Iterator[None]:
+def _note_failure(what: str, notes: list[str]) -> Iterator[None]:
     """Note what broken metadata raises: anything, and it must not cost a good image."""
     try:
         yield
