@@ -5,7 +5,7 @@ the same order, and published as a migration. Columns that `[metadata]` leaves o
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -132,7 +132,7 @@ def fill_metadata(
     RecordTable(files, "embeddings").add_columns(medium_schema(wanted))
     operation, reader = begin(files, "migration", current), HeaderReader(limits or DecodeLimits(), wanted)
     parts = parts_at(files, current)
-    items = RecordTable(files, "items", current.items)
+    items = RecordTable(files, "items", current.items).read(list(OF_ITEMS))
     parts[""]["embeddings"] = [
         part if filled is None else store_part(files, "embeddings", _name(operation.run_id, part), filled, session="")
         for part in parts[""]["embeddings"]
@@ -165,7 +165,7 @@ def _count_lacking(table: RecordTable, wanted: Collection[str]) -> Filled:
 
 
 def _fill(
-    rows: pa.Table, items: RecordTable, wanted: Collection[str], dropped: Collection[str], reader: HeaderReader
+    rows: pa.Table, items: pa.Table, wanted: Collection[str], dropped: Collection[str], reader: HeaderReader
 ) -> pa.Table | None:
     """Return the rows of one part file with their columns; None if nothing about them changes."""
     lacking = _is_lacking(rows, wanted) if wanted else pa.chunked_array([pa.repeat(False, rows.num_rows)])
@@ -190,16 +190,10 @@ def _with_column(rows: pa.Table, column: pa.Field, values: pa.ChunkedArray) -> p
     return rows.set_column(rows.schema.get_field_index(column.name), column, values)
 
 
-def _read_values(rows: pa.Table, items: RecordTable, reader: HeaderReader) -> dict[str, dict[str, Any]]:
+def _read_values(rows: pa.Table, items: pa.Table, reader: HeaderReader) -> dict[str, dict[str, Any]]:
     """Read the headers of the rows' items, by id; an item of several rows once."""
     uris = dict(zip(rows["item_id"].to_pylist(), rows["uri"].to_pylist(), strict=True))
     if not uris:
         return {}
-    return {each["item_id"]: reader.read(uris[each["item_id"]], each) for each in _records(items, uris)}
-
-
-def _records(items: RecordTable, ids: Collection[str]) -> Iterator[dict[str, Any]]:
-    wanted = pa.array(ids, pa.string())
-    for records in items.pieces(list(OF_ITEMS)):
-        here = records.filter(pc.is_valid(positions(records["item_id"], wanted)))
-        yield from here.to_pylist()
+    places = positions(pa.chunked_array([pa.array(list(uris), pa.string())]), items["item_id"]).drop_null()
+    return {each["item_id"]: reader.read(uris[each["item_id"]], each) for each in items.take(places).to_pylist()}

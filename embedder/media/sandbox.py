@@ -239,15 +239,18 @@ class SandboxedDecoder:
         """
         self._turn += 1
         self._end_unfinished()
+        deadline_s = time.monotonic() + self.limits.timeout_s
         try:
             self._send({"do": "header", "num_bytes": ranges.size})
             while True:
-                answer = self._receive(self.limits.timeout_s, "reading the header")
+                answer = self._receive(max(0.0, deadline_s - time.monotonic()), "reading the header")
                 if "read" not in answer:
                     self._is_busy = False
                     return _read_medium(answer) or {}
-                offset, length = answer["read"]
-                data = ranges.read_at(max(0, int(offset)), min(MAX_RANGE_BYTES, max(0, int(length))))
+                wanted = answer["read"]
+                if not (isinstance(wanted, list) and len(wanted) == 2 and all(type(each) is int for each in wanted)):
+                    raise ChildDiedError(BROKEN_MESSAGE)
+                data = ranges.read_at(max(0, wanted[0]), min(MAX_RANGE_BYTES, max(0, wanted[1])))
                 _write_all(self._shared_fds()[0], memoryview(data), 0)
                 self._send({"num_bytes": len(data)})
         except ChildDiedError as death:
