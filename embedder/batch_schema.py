@@ -11,11 +11,12 @@ All but the embeddings are nullable `large_binary`, one value per row: nulls cos
 packed tensor, the offsets are the lengths. All other columns pass through without a copy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
 from embedder.installation import MISSING_EXTRA
+from embedder.medium_columns import BY_NAME
 
 # Prefix of carried columns, and of those that the user's own steps add, so that none of them collides with a column of
 # the pipeline.
@@ -95,6 +96,7 @@ DECODED = pa.schema(
         "unchanged": pa.bool_(),  # the content equals that of the published rows, so these stay
         "pixels": TENSOR,  # uint8 (F, H, W, 3), or patches (N, 3 for each pixel) of all frames
         "token_ids": TENSOR,  # int32 (T,)
+        "medium": pa.string(),  # JSON, the values of the columns of `medium_schema`
         "trace": TRACE,
     }
 )
@@ -105,6 +107,15 @@ def carried_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(
         [column.with_name(column.name.removeprefix(CARRIED)) for column in schema if column.name.startswith(CARRIED)]
     )
+
+
+KINDS = {"timestamp": pa.timestamp("us"), "utc": pa.timestamp("us", tz="UTC")}
+
+
+def medium_schema(names: Iterable[str]) -> pa.Schema:
+    """Return the schema of some columns of the medium."""
+    kinds = {name: BY_NAME[name].kind for name in names}
+    return pa.schema({name: KINDS.get(kind) or getattr(pa, kind)() for name, kind in kinds.items()})
 
 
 def step_schema(outputs: Mapping[str, str]) -> pa.Schema:

@@ -9,7 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import Discriminator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, field_validator, model_validator
 
 from embedder.config_toml.deploy_section import DeployConfig
 from embedder.config_toml.load_config import load
@@ -33,12 +33,14 @@ from embedder.config_toml.sections import (
     stages_of,
 )
 from embedder.errors import ConfigError, check_argument
+from embedder.medium_columns import GROUPS, check_medium_name, chosen_columns
 
 ComputeDtype = Literal["float32", "bfloat16", "float16", "int8"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Engine = Literal["auto", "ray", "local"]
 Device = Literal["auto", "cpu", "cuda"]
 Colour = Literal["srgb", "raw"]
+MediumName = Annotated[str, AfterValidator(check_medium_name)]
 SourceKind = Literal["auto", "files", "table", "webdataset"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -201,6 +203,22 @@ class DecodeConfig(ConfigSection):
         return "srgb" if self.colour == "auto" else self.colour
 
 
+class MetadataConfig(ConfigSection):
+    """What pictures and clips say of themselves, as columns beside their vectors; docs/metadata.md lists them.
+
+    Both keys take columns and groups. What is left out is not read, and null in new rows; `embedder refresh --metadata`
+    removes it from those that are there.
+    """
+
+    keep: tuple[MediumName, ...] = Field(GROUPS, description="columns and groups to fill")
+    drop: tuple[MediumName, ...] = Field((), description='of these, columns and groups to leave out, as "gps"')
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns to fill."""
+        return chosen_columns(self.keep, self.drop)
+
+
 class WebConfig(ConfigSection):
     """Limits on images and videos that a table names by http:// and https:// addresses."""
 
@@ -281,6 +299,7 @@ class RowSettings:
     """What makes rows of items."""
 
     decode: DecodeConfig
+    metadata: MetadataConfig
     web: WebConfig
     segment_s: float
     frames_per_segment: int
@@ -380,6 +399,7 @@ class RunConfig(ConfigSection):
     step: tuple[StepConfig, ...] = Field((), description="functions of your own, in the order that they run in")
     metric: tuple[MetricConfig, ...] = Field((), description="figures of the rows, computed when a run ends")
     decode: DecodeConfig = DecodeConfig()
+    metadata: MetadataConfig = MetadataConfig()
     web: WebConfig = WebConfig()
     plan: str | None = Field(
         default_factory=lambda known: plan_of(known.get("model")),

@@ -8,7 +8,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import ReadConfig, SearchedModel, StoreUri, command
+from embedder.cli.options import DryRun, ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.store_access import read_access, write_access
 from embedder.config import RunConfig
@@ -244,9 +244,20 @@ def compact(
 
 
 @command
-def migrate(read: ReadConfig, store: StoreUri = None) -> Result:
+def migrate(
+    read: ReadConfig,
+    store: StoreUri = None,
+    metadata: Annotated[
+        bool, typer.Option("--metadata", help="Fill the columns of the medium in older rows, from headers alone.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> Result:
     """Bring a store of an older format up to this one."""
     run = read({"store": store})
+    if metadata:
+        return _fill_metadata(run, dry_run=dry_run)
+    if dry_run:
+        raise ConfigError("migrate --dry-run: it tells what --metadata would read; give both")
 
     from embedder.store.maintenance.migrate import migrate as run_migrate
     from embedder.store.schema import FORMAT_VERSION
@@ -264,6 +275,25 @@ def migrate(read: ReadConfig, store: StoreUri = None) -> Result:
         "published": new.model_dump() if new else None,
     }
     return Result(data, [text])
+
+
+def _fill_metadata(run: "RunConfig", *, dry_run: bool) -> Result:
+    from embedder.executors.job import decode_limits
+    from embedder.ingest.fill_metadata import fill_metadata
+    from embedder.store_index.keep_index import same_index_and_words
+
+    with write_access(run, commits="embedder migrate --metadata") as files:
+        choose_index = same_index_and_words(files, run.index)
+        limits = decode_limits(run.decode)
+        new, filled = fill_metadata(files, run.metadata.columns, choose_index, limits, dry_run=dry_run)
+    lack = f"{plural(filled.num_rows, 'row')} of {plural(filled.num_files, 'item')} lack columns of the medium"
+    lines = [lack if filled.num_rows else "no row lacks columns of the medium"]
+    if filled.emptied:
+        lines.append(f"left out by [metadata], so emptied: {', '.join(filled.emptied)}")
+    if new is not None:
+        read = f"{plural(filled.num_read, 'header')} read, {size_text(filled.bytes_read)}"
+        lines.append(f"{read}; published as run {new.run_id}; no vector changed")
+    return Result(filled._asdict() | {"published": new.model_dump() if new else None}, lines)
 
 
 @command

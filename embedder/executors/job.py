@@ -263,6 +263,7 @@ def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_
         web=rows.web,
         animations=rows.decode.animations,
         colour=rows.decode.settled_colour,
+        medium_columns=rows.metadata.columns,
     )
 
 
@@ -302,5 +303,6 @@ def store_info(rows: RowSettings, model: Model, dtype: str) -> StoreInfo:
         searched="text" if model.config.vision is None else "image",
         steps=step_fingerprints(rows.step),
         step_columns=new_columns(rows.step),
+        medium_columns=rows.metadata.columns,
         libraries=vector_libraries(),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedder.batch_schema import carried_schema, step_schema
+from embedder.batch_schema import carried_schema
 from embedder.config import RunConfig, with_fast_start
 from embedder.errors import RunFailedError
 from embedder.executors.cluster_address import find_cluster
@@ -333,7 +333,7 @@ def _check_columns(inputs: Inputs) -> pa.Schema:
     """Return the carried columns, which must be the table's; an empty listing has none and is not checked."""
     carryover = carried_schema(inputs.listing.schema)
     if inputs.listing.num_rows:
-        table, of_steps = RecordTable(inputs.files, "embeddings"), step_schema(inputs.info.step_columns)
+        table, of_steps = RecordTable(inputs.files, "embeddings"), inputs.models[0].outputs
         there = table.schema.names if table.schema is not None else []
         known = [column for column in of_steps if column.name in there]
         table.check_schema(with_carryover(EMBEDDINGS, pa.schema([*carryover, *known])))

@@ -1,7 +1,7 @@
 """Inputs of a run: its model, its store and its listing, all checked before anything is created."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import carried_schema, step_schema
+from embedder.batch_schema import carried_schema
 from embedder.config import ComputeSettings, RunConfig, SourceConfig, SourceSettings
 from embedder.errors import ConfigError, SourceError
 from embedder.executors.choose_engine import choose_engine
@@ -18,6 +18,7 @@ from embedder.executors.job import make_plan, store_info
 from embedder.ingest.listed_items import ListedItems, listed_items
 from embedder.ingest.run_times import measured_times
 from embedder.ingest.work import IngestOptions
+from embedder.medium_columns import BY_NAME
 from embedder.models.further_models import open_models
 from embedder.models.model_folder import Model, open_model
 from embedder.models.run_model import RunModel
@@ -35,7 +36,7 @@ from embedder.storage.object_stores import is_remote
 from embedder.store.files import StoreFiles, is_same_place
 from embedder.store.journal.runs import FINISHED_ITEMS, Run, finished_items, resumable_run
 from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_current, read_record
-from embedder.store.store_info import served_info
+from embedder.store.store_info import output_columns, served_info
 from embedder.store.tables.tables import RecordTable
 from embedder.user_steps.declared_steps import check_columns
 from shards.plan import ShardPlan
@@ -108,8 +109,9 @@ def open_inputs(
         dtype = _first_dtype(compute, plan, model.fingerprint, num_items, find)
         plan = plan if plan.dtype == dtype.dtype else make_plan(dtype.apply_to(compute), model)
     config = config.model_copy(update={"dtype": dtype.dtype})
-    info = with_former_columns(store_info(config.rows, model, dtype.dtype), files, seen)
-    models = (RunModel("", info, step_schema(info.step_columns)), *further)
+    carried = carried_schema(listing.schema).names
+    info = with_former_columns(store_info(config.rows, model, dtype.dtype), files, seen, carried)
+    models = (RunModel("", info, output_columns(info)), *further)
     return Inputs(config, options, model, plan, models, files, listing, seen, left_out, dtype, asked_colour)
 
 
@@ -166,11 +168,19 @@ def _first_dtype(
     return choose_dtype(compute, gpus, planned=plan.dtype if compute.plan is not None else None)
 
 
-def with_former_columns(info: StoreInfo, files: StoreFiles, current: Current | None) -> StoreInfo:
-    """Add the columns that removed steps have left in the store's table: they stay, and are null in new rows."""
+def with_former_columns(
+    info: StoreInfo, files: StoreFiles, current: Current | None, carried: Collection[str] = ()
+) -> StoreInfo:
+    """Add the columns that removed steps, or another `[metadata]`, have left in the store's table.
+
+    They stay, and are null in new rows. Columns of the medium give way to `carried` ones and steps' of the same name.
+    """
     bound = read_record(files, STORE_FILE, StoreInfo) if current is not None else None
-    former = served_info(bound, current).step_columns if bound is not None else {}
-    return info.model_copy(update={"step_columns": former | info.step_columns})
+    served = served_info(bound, current) if bound is not None else None
+    of_steps = (served.step_columns if served is not None else {}) | info.step_columns
+    of_medium = {*info.medium_columns, *(served.medium_columns if served is not None else ())} - {*carried, *of_steps}
+    names = tuple(name for name in BY_NAME if name in of_medium)
+    return info.model_copy(update={"step_columns": of_steps, "medium_columns": names})
 
 
 def list_again_if_published(inputs: Inputs) -> Inputs:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import CARRIED, carried_schema, step_schema
+from embedder.batch_schema import CARRIED, carried_schema
 from embedder.errors import StoreError
 from embedder.ingest.copies import COPIES
 from embedder.ingest.diff import CHECKED, is_as_recorded
@@ -31,7 +31,7 @@ from embedder.store.layout import PUBLISHED_FILE, Current, Published, StoreInfo,
 from embedder.store.part_file import PartKey
 from embedder.store.publish.history import readable
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover, with_nulls
-from embedder.store.store_info import FINGERPRINTS, differing, served_info
+from embedder.store.store_info import FINGERPRINTS, differing, output_columns, served_info
 from embedder.store.tables.arrow_lookup import KnownIds, positions, take_or_null, without_items
 from embedder.store.tables.tables import RecordTable
 
@@ -171,7 +171,7 @@ def take_over(run: Run, held: tuple[HeldRecords, ...], listed: pa.Table, rows_pe
     moves = pa.table({name: listed[column] for name, column in names.items()})
     info = run.info
     prints = (info.model_fingerprint, info.preprocess_fingerprint)
-    stamp = RunMetadata(run.run_id, run.session, *prints, carryover, step_schema(info.step_columns))
+    stamp = RunMetadata(run.run_id, run.session, *prints, carryover, output_columns(info))
     tasks = count()
     for each in held:
         num_rows = Counter[str]()

@@ -1,13 +1,15 @@
 """Decodes animated images (GIF, PNG, WebP, AVIF) to timed frames, cut like a video, in the sandbox process."""
 
-from collections.abc import Iterator
+import io
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 from PIL import Image
 
 from embedder.media.colour import to_rgb
-from embedder.media.images import check_pixels, finish_image, open_image, orientation_of, resize_image, upright
+from embedder.media.images import check_pixels, finish_image, form_of, open_image, orientation_of, resize_image, upright
 from embedder.media.loaded_image import LoadedImage
 from embedder.media.media_errors import STILL_IMAGE, DecodeError
 from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
@@ -20,9 +22,11 @@ SHORTEST_MS, USUAL_MS = 10, 100
 
 
 def animation_segments(
-    encoded: bytes, resize: ResizeSpec, rule: SegmentRule, max_pixels: int
+    encoded: bytes, resize: ResizeSpec, rule: SegmentRule, max_pixels: int, medium_columns: Collection[str] = ()
 ) -> Iterator[PickedSegment[SizedPixels]]:
     """Decode an animated image one segment at a time; all frames have one size.
+
+    The first image of each segment has the values of the file's `medium_columns`.
 
     Raises a DecodeError (a `StillImage` for a single frame), or whatever else Pillow raises for a broken file.
     """
@@ -42,7 +46,14 @@ def animation_segments(
             size = size or scaled_size(shown.size, resize)
         return resize_image(shown, resize, size)
 
-    yield from pick_segments(_timed_frames(image, max_pixels), convert, rule)
+    medium: dict[str, Any] | None = None
+    if medium_columns:
+        from embedder.media.medium_values import picture_values
+
+        medium = picture_values(form_of(image, orientation), image, io.BytesIO(encoded), medium_columns)
+    for segment in pick_segments(_timed_frames(image, max_pixels), convert, rule):
+        segment.images[0] = segment.images[0]._replace(medium=medium)
+        yield segment
 
 
 def animation_frame(encoded: bytes, resize: ResizeSpec, time_s: float, max_pixels: int) -> SizedPixels:

@@ -7,8 +7,9 @@ uint8 [0, 255], RGB, C-order (H, W, 3); for most models a square of side `S`.
 import io
 import sys
 import warnings
+from collections.abc import Collection
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 
@@ -16,8 +17,9 @@ from embedder.media.colour import changes_colours, may_follow_resize, note_colou
 from embedder.media.colour_tags import without_png_profile
 from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.jpeg import decode_pixels
-from embedder.media.loaded_image import LoadedImage
+from embedder.media.loaded_image import LoadedImage, PictureForm
 from embedder.media.media_errors import DecodeError
+from embedder.media.metadata_blocks import UNREADABLE, without_jpeg_metadata
 from embedder.media.resize import (
     DRAFT_SCALES,
     PADDING_LEVELS,
@@ -45,6 +47,18 @@ MAX_TEXT_BYTES = 16 << 20  # of one unpacked text or colour profile of a PNG; a 
 
 UNIDENTIFIED = "UnidentifiedImageError"
 
+STORED = "stored_form"
+"""Key of `Image.info` for the `StoredForm` of an opened image."""
+
+
+class StoredForm(NamedTuple):
+    """Size and mode of an image before it was reduced or turned, and the orientation that only a TIFF's tags have."""
+
+    size: Size
+    mode: str
+    orientation: int | None
+
+
 ORIENTATION_TAG = 0x0112
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -67,8 +81,12 @@ def prepare_pillow() -> None:
     warnings.simplefilter("ignore")  # about metadata and sizes, which are checked here
 
 
-def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
+def decode_image(
+    encoded: bytes, resize: ResizeSpec, max_pixels: int, medium_columns: Collection[str] = ()
+) -> SizedPixels:
     """Decode an image, put it upright, flatten it on white and resize it; of an animated one, the first frame.
+
+    `medium_columns` are the columns of the medium whose values are read with it.
 
     A JPEG larger than `max_pixels` is decoded at reduced scale; another image of up to twice as many is decoded and
     halved. Sizes are checked before anything is decoded. Raises a DecodeError, or anything else that Pillow raises for
@@ -81,7 +99,14 @@ def decode_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> SizedPi
         from embedder.media.extra_formats.extra_decoders import load_extra
 
         loaded = load_extra(kind, encoded, resize, max_pixels)
-    return finish_image(loaded, resize, max_pixels)
+    sized = finish_image(loaded, resize, max_pixels)
+    if not medium_columns:
+        return sized
+    from embedder.media.medium_values import picture_values
+
+    opened = loaded.source
+    form = loaded.form or form_of(opened, loaded.orientation)
+    return sized._replace(medium=picture_values(form, opened, io.BytesIO(encoded), medium_columns, sized))
 
 
 def load_image(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
@@ -116,7 +141,7 @@ def _load_array(opened: Image.Image, encoded: bytes, resize: ResizeSpec) -> Load
     pixels_HWC = decode_pixels(encoded, opened.mode)
     if pixels_HWC is None:
         return None
-    return LoadedImage(pixels_HWC, orientation_of(opened), late_profile=profile)
+    return LoadedImage(pixels_HWC, orientation_of(opened), late_profile=profile, opened=opened)
 
 
 def _load_damaged(
@@ -159,7 +184,7 @@ def _open(encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Image.Image:
 
 def finish_image(loaded: LoadedImage, resize: ResizeSpec, max_pixels: int) -> SizedPixels:
     """Convert a decoded image to 8-bit sRGB, put it upright and resize it."""
-    image, orientation, note, late_profile = loaded
+    image, orientation, note, late_profile = loaded[:4]
     if isinstance(image, Image.Image):
         profile = _profile(image, resize)
         if profile is not None and may_follow_resize(image, profile):
@@ -194,6 +219,7 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
     try:
         image = _open_file(encoded)
         note_colour(image, encoded)
+        note_form(image)
         return image
     except UnidentifiedImageError:
         raise DecodeError(UNIDENTIFIED, _no_header(encoded[:HEAD_BYTES])) from None
@@ -202,9 +228,15 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
 
 
 def _open_file(encoded: bytes) -> Image.Image:
-    """Open an image; a PNG without its profile if that is too large."""
+    """Open an image; a PNG without its profile if that is too large, a JPEG without metadata that Pillow can't read."""
     try:
         return Image.open(io.BytesIO(encoded), formats=FORMATS)
+    except UnidentifiedImageError:
+        if (bare := without_jpeg_metadata(encoded)) == encoded:
+            raise
+        image = Image.open(io.BytesIO(bare), formats=FORMATS)
+        image.info[UNREADABLE] = "Pillow can't open the picture with it"
+        return image
     except ValueError:
         if (without := without_png_profile(encoded)) == encoded:
             raise
@@ -245,6 +277,22 @@ def orientation_of(image: Image.Image) -> int:
     except Exception:  # noqa: BLE001 - a broken tag raises anything, and must not cost a good image
         return 1
     return value if isinstance(value, int) else 1
+
+
+def note_form(image: Image.Image) -> None:
+    """Keep the form of an image that was opened just now: loading reduces a JPEG and turns a TIFF."""
+    tags = getattr(image, "tag_v2", {})
+    image.info[STORED] = StoredForm(image.size, image.mode, tags.get(ORIENTATION_TAG))
+
+
+def form_of(opened: Image.Image, orientation: int) -> PictureForm:
+    """Return the form of an image that `open_image` opened, whose pixels this orientation puts upright."""
+    stored = opened.info.get(STORED) or StoredForm(opened.size, opened.mode, None)
+    applied = stored.orientation if stored.orientation in UPRIGHT else orientation if orientation in UPRIGHT else 1
+    width, height = stored.size  # of a TIFF, already upright
+    is_turned = applied > 4 and stored.orientation is None
+    name = "JPEG" if opened.format == "MPO" else opened.format or ""
+    return PictureForm(name, (height, width) if is_turned else (width, height), stored.mode, applied)
 
 
 def upright(image: Image.Image, orientation: int) -> Image.Image:

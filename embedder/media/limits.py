@@ -5,6 +5,9 @@ from dataclasses import dataclass
 PROGRESS_BYTES = 8
 """Start of the sandbox's outbox in a batch: the number of the current image, which is blamed for a crash."""
 
+MAX_RANGE_BYTES = 8 << 20
+"""Most of a file that passes to the sandbox at a time while a header is read."""
+
 
 @dataclass(frozen=True)
 class DecodeLimits:

@@ -5,7 +5,7 @@ Sizes are (width, height) in pixels.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 if TYPE_CHECKING:
     from shards.preprocess import PreprocessConfig
@@ -32,11 +32,15 @@ MAX_FAST_CROP_ASPECT = 4
 
 
 class SizedPixels(NamedTuple):
-    """Pixels of an image, uint8 RGB (height, width, 3), with its width and height, and a note on what is missing."""
+    """Pixels of an image, uint8 RGB (height, width, 3), with its width and height, and a note on what is missing.
+
+    `medium` has the values of the medium's columns that were asked for; None means none were.
+    """
 
     size: Size
     data: bytes | memoryview
     note: str | None = None
+    medium: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

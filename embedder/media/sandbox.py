@@ -11,7 +11,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeGuard
@@ -19,11 +19,12 @@ from typing import Any, NamedTuple, Self, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from embedder.media.limits import PROGRESS_BYTES, DecodeLimits
+from embedder.media.limits import MAX_RANGE_BYTES, PROGRESS_BYTES, DecodeLimits
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, Size, max_bytes
 from embedder.process.child import ChildDiedError, ChildHungError, ChildProcess
 from embedder.process.child_main import FAILED, JSON
+from embedder.storage.file_adapter import ByteRanges
 from shards.file_schema import parse_json
 
 Source = bytes | bytearray | memoryview | str | Path
@@ -54,6 +55,7 @@ class VideoSegment:
 
     Times are in seconds from the first frame. `pixels` are uint8 (F, H, W, 3), RGB, all of one size; F is from 1 to
     `frames_per_segment`. `num_decoded` counts frames decoded since the previous segment; 0 for an animated image.
+    `medium` has the values of the medium's columns, None if none were asked for.
     """
 
     segment: int
@@ -61,13 +63,18 @@ class VideoSegment:
     end_s: float
     pixels: Pixels
     num_decoded: int = 0
+    medium: Message | None = None
 
 
 class DecodedImage(NamedTuple):
-    """Decoded image, uint8 (H, W, 3), RGB; `note` says what is missing, None means nothing."""
+    """Decoded image, uint8 (H, W, 3), RGB; `note` says what is missing, None means nothing.
+
+    `medium` has the values of the medium's columns, None if none were asked for.
+    """
 
     pixels: Pixels
     note: str | None
+    medium: Message | None = None
 
 
 class SandboxedDecoder:
@@ -77,7 +84,8 @@ class SandboxedDecoder:
     time; one process may hold several decoders.
     """
 
-    def __init__(self, limits: DecodeLimits | None = None) -> None:
+    def __init__(self, limits: DecodeLimits | None = None, medium_columns: Collection[str] = ()) -> None:
+        self.medium_columns = tuple(medium_columns)
         self.limits = limits or DecodeLimits()
         self._child: ChildProcess | None = None
         self._may_use_torch = True  # until its library kills a child
@@ -224,6 +232,31 @@ class SandboxedDecoder:
         """
         return self._one_image({"do": "frame", "time_s": time_s}, source, resize).pixels
 
+    def header(self, ranges: ByteRanges) -> Message:
+        """Return the values of the medium's columns that a file's headers give; only what they take is read.
+
+        Raises a DecodeError; whatever `ranges` raises.
+        """
+        self._turn += 1
+        self._end_unfinished()
+        deadline_s = time.monotonic() + self.limits.timeout_s
+        try:
+            self._send({"do": "header", "num_bytes": ranges.size})
+            while True:
+                answer = self._receive(max(0.0, deadline_s - time.monotonic()), "reading the header")
+                if "read" not in answer:
+                    self._is_busy = False
+                    return _read_medium(answer) or {}
+                wanted = answer["read"]
+                if not (isinstance(wanted, list) and len(wanted) == 2 and all(type(each) is int for each in wanted)):
+                    raise ChildDiedError(BROKEN_MESSAGE)
+                data = ranges.read_at(max(0, wanted[0]), min(MAX_RANGE_BYTES, max(0, wanted[1])))
+                _write_all(self._shared_fds()[0], memoryview(data), 0)
+                self._send({"num_bytes": len(data)})
+        except ChildDiedError as death:
+            self._blame(death, MAX_CRASHES)
+            raise RuntimeError("the crash is blamed on the file") from None
+
     def video(
         self, source: Source, resize: ResizeSpec, *, segment_s: float, frames_per_segment: int
     ) -> Iterator[VideoSegment]:
@@ -342,13 +375,16 @@ class SandboxedDecoder:
         pixels = self._collect(answer, resize, frames_per_segment)
         try:
             start_s, end_s = float(answer["start_s"]), float(answer["end_s"])
-            return VideoSegment(int(answer["segment"]), start_s, end_s, pixels, int(answer["num_decoded"]))
+            number, num_decoded = int(answer["segment"]), int(answer["num_decoded"])
+            return VideoSegment(number, start_s, end_s, pixels, num_decoded, _read_medium(answer))
         except (KeyError, TypeError, ValueError):
             raise ChildDiedError(BROKEN_MESSAGE) from None
 
     def _collect_image(self, answer: Message, resize: ResizeSpec) -> DecodedImage:
         note = answer.get("note")
-        return DecodedImage(self._collect(answer, resize, 1)[0], None if note is None else str(note))
+        return DecodedImage(
+            self._collect(answer, resize, 1)[0], None if note is None else str(note), _read_medium(answer)
+        )
 
     def _collect(self, answer: Message, resize: ResizeSpec, max_images: int) -> Pixels:
         """Copy pixels out of the outbox: uint8 (F, H, W, 3).
@@ -401,6 +437,7 @@ class SandboxedDecoder:
             "max_pixels": self.limits.max_pixels,
             "max_file_bytes": self.limits.max_file_bytes,
             "may_use_torch": self._may_use_torch,
+            "medium_columns": self.medium_columns,
         }
         return ChildProcess(
             [
@@ -511,6 +548,12 @@ def _reported_error(answer: Message) -> DecodeError | None:
     if "error_type" not in answer:
         return None
     return DecodeError(str(answer["error_type"]), str(answer.get("message")), bool(answer.get("transient")))
+
+
+def _read_medium(answer: Message) -> Message | None:
+    """Return the values of the medium's columns that a child sends; the names it may send are checked on writing."""
+    found = answer.get("medium")
+    return found if isinstance(found, dict) else None
 
 
 def _is_size(size: Any, resize: ResizeSpec) -> TypeGuard[Size]:

@@ -11,23 +11,25 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
 from typing import Any, BinaryIO
 
 from embedder.media.images import decode_image, prepare_pillow
-from embedder.media.limits import PROGRESS_BYTES
+from embedder.media.limits import MAX_RANGE_BYTES, PROGRESS_BYTES
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, SizedPixels
 from embedder.media.segments import PickedSegment, SegmentRule
 from embedder.media.sniff import HEAD_BYTES, sniff
 from embedder.process.child_main import JSON, Channel
+from embedder.storage.file_adapter import RangeFile
 
 Message = dict[str, Any]
 
 MAX_ERROR_CHARACTERS = 500
+HEADER_BYTES, MAX_PAGES = 1 << 15, 64  # of a page, fetched at a time while a header is read; pages kept
 ANSWER_S = 0.1  # how long a batch's answers are gathered before they are sent
 
 
@@ -46,6 +48,7 @@ class Server:
 
     `inbox_fd` has the encoded bytes, `outbox_fd` takes the pixels. `max_pixels` limits one image or frame,
     `max_file_bytes` the encoded size of one image. `may_use_torch` allows PyTorch's library to be loaded.
+    `medium_columns` are those of the medium to fill.
     """
 
     channel: Channel
@@ -54,6 +57,7 @@ class Server:
     max_pixels: int
     max_file_bytes: int
     may_use_torch: bool = True
+    medium_columns: Collection[str] = ()
     _outbox_is_full: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +81,7 @@ class Server:
             return
 
     def _answer(self, request: Message) -> Message:
-        handlers = {"image": self._image, "video": self._video, "frame": self._frame}
+        handlers = {"image": self._image, "video": self._video, "frame": self._frame, "header": self._header}
         try:
             with self._source(request) as file:
                 return handlers[request["do"]](request, file)
@@ -101,7 +105,8 @@ class Server:
                 self._send({"images": answers})
                 answers, sent_s = [], time.monotonic()
             try:
-                image = decode_image(os.pread(self.inbox_fd, size, offset), resizes[rule], self.max_pixels)
+                encoded = os.pread(self.inbox_fd, size, offset)
+                image = decode_image(encoded, resizes[rule], self.max_pixels, self.medium_columns)
                 answers.append(self._post_image(image, place))
                 place += len(image.data)
             except Exception as error:  # noqa: BLE001 - as in `_answer`
@@ -121,7 +126,7 @@ class Server:
     def _image(self, request: Message, file: BinaryIO) -> Message:
         resize = _read_resize(request["resize"])
         encoded = read_whole(file, self.max_file_bytes)
-        return self._post_image(decode_image(encoded, resize, self.max_pixels))
+        return self._post_image(decode_image(encoded, resize, self.max_pixels, self.medium_columns))
 
     def _video(self, request: Message, file: BinaryIO) -> Message:
         """Send one message per segment, with images only of those that the parent doesn't have yet."""
@@ -132,7 +137,7 @@ class Server:
                 self._await_emptied()
                 times = {"start_s": float(segment.start_s), "end_s": float(segment.end_s)}
                 numbers = {"segment": segment.segment, "num_decoded": segment.num_decoded}
-                self._send(self._post(segment.images) | times | numbers)
+                self._send(self._post(segment.images) | times | numbers | {"medium": self._medium_of(segment)})
                 self._outbox_is_full = True
         return {"end": True}
 
@@ -143,12 +148,26 @@ class Server:
             from embedder.media.animations import animation_segments
 
             encoded, rule = read_whole(file, self.max_file_bytes), SegmentRule(segment_s, frames_per_segment)
-            return animation_segments(encoded, resize, rule, self.max_pixels)
+            return animation_segments(encoded, resize, rule, self.max_pixels, self.medium_columns)
         from embedder.media.videos import read_segments
 
         return read_segments(
-            file, resize, segment_s=segment_s, frames_per_segment=frames_per_segment, max_pixels=self.max_pixels
+            file,
+            resize,
+            segment_s=segment_s,
+            frames_per_segment=frames_per_segment,
+            max_pixels=self.max_pixels,
+            medium_columns=self.medium_columns,
         )
+
+    def _medium_of(self, segment: PickedSegment[SizedPixels]) -> Message | None:
+        """Return the values of the medium's columns of a segment, those of pixels from its middle image."""
+        if not self.medium_columns:
+            return None
+        from embedder.media.medium_values import pixel_values
+
+        of_file = segment.images[0].medium or {}
+        return of_file | pixel_values(segment.images[len(segment.images) // 2], self.medium_columns)
 
     def _frame(self, request: Message, file: BinaryIO) -> Message:
         resize, time_s = _read_resize(request["resize"]), request["time_s"]
@@ -161,8 +180,20 @@ class Server:
 
         return self._post([read_frame_at(file, resize, time_s, self.max_pixels)])
 
+    def _header(self, request: Message, file: BinaryIO) -> Message:
+        from embedder.media.medium_headers import header_values
+
+        return {"medium": header_values(file, self.max_pixels, self.max_file_bytes, self.medium_columns)}
+
+    def _ask(self, offset: int, length: int) -> bytes:
+        """Ask the parent for a range of the file of a request `header`, which comes through the inbox."""
+        self._send({"read": [offset, min(length, MAX_RANGE_BYTES)]})
+        return os.pread(self.inbox_fd, self._receive()["num_bytes"], 0)
+
     def _source(self, request: Message) -> BinaryIO:
         """Open a request's file: one on disk, or the content of the inbox."""
+        if request["do"] == "header":
+            return io.BufferedReader(RangeFile(AskedRanges(request["num_bytes"], self._ask)))
         if "path" in request:
             return open_regular(request["path"])
         if request["do"] == "image":  # truncating the inbox for each would take 70 microseconds
@@ -171,8 +202,8 @@ class Server:
         return open(self.inbox_fd, "rb", buffering=0, closefd=False)
 
     def _post_image(self, image: SizedPixels, offset: int = 0) -> Message:
-        note: Message = {} if image.note is None else {"note": image.note}
-        return self._post([image], offset) | {"offset": offset} | note
+        said: Message = {name: value for name in ("note", "medium") if (value := getattr(image, name)) is not None}
+        return self._post([image], offset) | {"offset": offset} | said
 
     def _post(self, images: list[SizedPixels], offset: int = 0) -> Message:
         """Write images of one size into the outbox; return the answer with their number and size."""
@@ -199,6 +230,32 @@ class Server:
             raise SandboxClosedError
         message: Message = json.loads(request)
         return message
+
+
+class AskedRanges:
+    """File of which the parent reads the ranges that are asked for, page by page; the last pages are kept."""
+
+    def __init__(self, size: int, ask: Callable[[int, int], bytes]) -> None:
+        self.size, self.version = size, ""
+        self._ask, self._pages = ask, dict[int, bytes]()
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Read up to `length` bytes; fewer only at the file's end."""
+        if length > HEADER_BYTES:
+            return self._ask(offset, length)
+        start = offset - offset % HEADER_BYTES
+        pages = b"".join(self._page(place) for place in range(start, min(offset + length, self.size), HEADER_BYTES))
+        return pages[offset - start : offset - start + length]
+
+    def _page(self, place: int) -> bytes:
+        if place not in self._pages:
+            if len(self._pages) == MAX_PAGES:
+                self._pages.clear()
+            self._pages[place] = self._ask(place, HEADER_BYTES)
+        return self._pages[place]
+
+    def close(self) -> None:
+        """Do nothing: the file is the parent's."""
 
 
 def _is_image(file: BinaryIO) -> bool:

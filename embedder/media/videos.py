@@ -4,7 +4,7 @@ FFmpeg gets no file names: the file is opened here, and a demuxer that asks for 
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, BinaryIO
@@ -49,9 +49,17 @@ ORIENTATIONS = {
 
 
 def read_segments(
-    file: BinaryIO, resize: ResizeSpec, *, segment_s: Fraction, frames_per_segment: int, max_pixels: int
+    file: BinaryIO,
+    resize: ResizeSpec,
+    *,
+    segment_s: Fraction,
+    frames_per_segment: int,
+    max_pixels: int,
+    medium_columns: Collection[str] = (),
 ) -> Iterator[PickedSegment[SizedPixels]]:
     """Decode a seekable video one segment at a time; all images have one size.
+
+    The first image of each segment has the values of the clip's `medium_columns`.
 
     A damaged or cut-off file raises after its whole segments: a DecodeError, or whatever else PyAV raises.
     """
@@ -69,8 +77,29 @@ def read_segments(
             if segment.segment > MAX_SEGMENT:
                 raise DecodeError("BadTimestamps", f"a frame is said to be shown at {float(segment.start_s):.0f} s")
             num_decoded = grouped.decoded.num_packets
+            if medium_columns:
+                medium = _medium_of(container, stream, resizer.orientation, medium_columns)
+                segment.images[0] = segment.images[0]._replace(medium=medium)
             yield replace(segment, num_decoded=num_decoded - num_counted)
             num_counted = num_decoded
+
+
+def read_clip_values(file: BinaryIO, max_pixels: int, medium_columns: Collection[str]) -> dict[str, Any]:
+    """Return the values of a clip's columns from its header, and its orientation from the first frame.
+
+    `file` must be seekable. Raises like `read_segments`.
+    """
+    with _open(file) as container:
+        stream = _video_stream(container, max_pixels)
+        first = next(_decoded_frames(container, stream, max_pixels), None)
+        return _medium_of(container, stream, 1 if first is None else _orientation(first), medium_columns)
+
+
+def _medium_of(container: Any, stream: Any, orientation: int, columns: Collection[str]) -> dict[str, Any]:
+    from embedder.media.medium_values import clip_values
+
+    width, height = stream.codec_context.width, stream.codec_context.height
+    return clip_values(container, stream, (height, width) if orientation > 4 else (width, height), orientation, columns)
 
 
 def read_frame_at(file: BinaryIO, resize: ResizeSpec, time_s: float, max_pixels: int) -> SizedPixels:
@@ -220,17 +249,17 @@ class _Resizer:
         self._resize = resize
         self._aspect: Fraction | None = None if resize.mode == "squash" else stream.sample_aspect_ratio
         self._reformatter = VideoReformatter()
-        self._orientation: int | None = None
+        self.orientation = 0  # not known yet
         self._size: Size | None = None
 
     def __call__(self, frame: Any) -> SizedPixels:
         """Return pixels of the size of the resized first frame; some streams change theirs."""
-        if self._orientation is None:  # read once: PyAV's side data keeps its frame alive until garbage is collected
-            self._orientation = _orientation(frame)
+        if not self.orientation:  # read once: PyAV's side data keeps its frame alive until garbage is collected
+            self.orientation = _orientation(frame)
         if self._resize.colour == "srgb" and frame.interlaced_frame:
             frame = _deinterlace(frame)
         image = _square_pixels(to_rgb(self._to_image(frame), self._resize.colour), self._aspect)
-        image = upright(image, self._orientation)
+        image = upright(image, self.orientation)
         if self._resize.mode == "patches":
             self._size = self._size or scaled_size(image.size, self._resize)
         return resize_image(image, self._resize, self._size)

@@ -37,7 +37,7 @@ def quoted_columns(where: str, columns: Collection[str]) -> str:
     comments and quoted names stay as they are. The condition is returned unchanged if it parses as it is, or unless
     exactly one choice of keywords to quote makes it parse.
     """
-    where = _with_model_columns(where, columns)
+    where = _with_place(_with_model_columns(where, columns))
     words = column_words(where, columns)
     if not words or len(words) > MAX_WORDS or nesting(where) > MAX_NESTING or _can_be_parsed(where):
         return where
@@ -64,6 +64,21 @@ def _with_model_columns(where: str, columns: Collection[str]) -> str:
         if model not in known and f"{model}.{column}" in known:
             name = known[f"{model}.{column}"].replace('"', '""')
             pieces += [content[end:start], f'"{name}"'.encode()]
+            end = found.end()
+    return b"".join([*pieces, content[end:]]).decode()
+
+
+def _with_place(where: str) -> str:
+    """Put a row's latitude and longitude before the arguments of `within`."""
+    if WITHIN not in where.lower() or not is_text(where):
+        return where
+    import duckdb
+
+    content, end, pieces = where.encode(), 0, list[bytes]()
+    for start, kind in duckdb.tokenize(where):
+        found = CALL.match(content, start)
+        if found is not None and kind in (duckdb.token_type.identifier, duckdb.token_type.keyword):
+            pieces += [content[end : found.end()], ", ".join((*PLACE_COLUMNS, "")).encode()]
             end = found.end()
     return b"".join([*pieces, content[end:]]).decode()
 
@@ -190,8 +205,17 @@ FUNCTIONS = _words(
     "ltrim rtrim length len strlen left right substring substr contains starts_with prefix ends_with suffix instr "
     "position strpos list_contains list_has array_contains list_value list_extract array_extract struct_extract row "
     "date_part date_trunc year month day hour minute second quarter week dayofweek isodow dayofyear epoch make_date "
-    "to_years to_months to_weeks to_days to_hours to_minutes to_seconds"
+    "to_years to_months to_weeks to_days to_hours to_minutes to_seconds within"
 )
+WITHIN, PLACE_COLUMNS = "within", ("latitude", "longitude")
+WITHIN_MACRO = """CREATE TEMP MACRO within(y, x, lat, lon, km) AS CASE WHEN y + x + lat + lon IS NOT NULL THEN
+    2 * 6371.0088 * asin(sqrt(least(1, pow(sin(radians(y - lat) / 2), 2)
+    + cos(radians(lat)) * cos(radians(y)) * pow(sin(radians(x - lon) / 2), 2)))) <= km END"""
+"""Whether a row lies within some kilometres of a place, along a great circle of the mean radius (haversine).
+
+Conditions give the last three; a row's own place is put before them, as a macro of DuckDB knows no columns.
+"""
+CALL = re.compile(rb"within\s*\(", re.IGNORECASE)
 OPERATORS = LIKE | LIKE_ESCAPE | {"+", "-", "*", "/", "//", "%", "^@"}
 TYPES = _words(
     "boolean tinyint smallint integer bigint hugeint utinyint usmallint uinteger ubigint float double decimal varchar "
@@ -287,7 +311,7 @@ def _problem_of(node: Node, where: str, columns: Mapping[str, str]) -> str | Non
         return _problem_of_column(node["column_names"], where, columns)
     if kind == "TYPE":
         return _problem_of_type(node)
-    return _problem_of_function(node) if kind == "FUNCTION" else None
+    return _problem_of_function(node, columns) if kind == "FUNCTION" else None
 
 
 def _problem_of_type(node: Node) -> str | None:
@@ -305,12 +329,14 @@ def _problem_of_column(path: list[str], where: str, columns: Mapping[str, str]) 
     return unknown_column(".".join(path), where, columns)
 
 
-def _problem_of_function(node: Node) -> str | None:
+def _problem_of_function(node: Node, columns: Mapping[str, str]) -> str | None:
     name, arguments = node["function_name"].lower(), node["arguments"]
     if name not in (OPERATORS if node["is_operator"] else FUNCTIONS) or node["schema"] or node["catalog"]:
         return f"the function {printable(name, 50)} is not taken here; docs/serve.md has a list of those that are"
     if node["filter"] is not None or node["distinct"] or node["export_state"]:
         return f"{name} is no aggregate here"
+    if name == WITHIN and not set(PLACE_COLUMNS) <= {column.lower() for column in columns}:
+        return f"{WITHIN} needs the columns {' and '.join(PLACE_COLUMNS)}"
     if name in LIKE | LIKE_ESCAPE:
         text = arguments[1]["expression"].get("literal", {}).get("text")
         # DuckDB then tries each position of a text for each `%`: three take minutes, and no interrupt is noticed.

@@ -19,7 +19,9 @@ import pyarrow.compute as pc
 from embedder.errors import ConfigError
 from embedder.retrieval.conditions import (
     EXAMPLE,
+    PLACE_COLUMNS,
     TABLE,
+    WITHIN_MACRO,
     check_condition,
     list_columns,
     quoted_columns,
@@ -114,6 +116,8 @@ class RowFilter:
         self._show(self._rows, "*" if is_mapped else f"*, NULL::VARCHAR AS {MODIFIED}, NULL::BIGINT AS {SIZE}")
         types = [kind for _, kind, *_ in self._connection.execute(f"DESCRIBE {TABLE}").fetchall()[1:]]
         self._types: dict[str, str] = dict(zip([*names, *self._computed], types, strict=True))
+        if set(PLACE_COLUMNS) <= {name.lower() for name in self._types}:
+            self._connection.execute(WITHIN_MACRO)
         self._turn = threading.Lock()
         self._remembered: OrderedDict[str, Among | str] = OrderedDict()  # or why there is none
 

@@ -71,6 +71,7 @@ class Hit:
         probability: that the image fits the text, for text queries of a model that defines one, as SigLIP does; else
             None.
         rerank_score: score of the re-ranker, which orders the hits that it scored; None without one.
+        medium: what the item's file says of itself, by column (`docs/metadata.md`); only what it has.
     """
 
     score: float
@@ -89,6 +90,7 @@ class Hit:
     probability: float | None = None
     vector_rank: int | None = None
     rerank_score: float | None = None
+    medium: dict[str, Any] = field(default_factory=dict)
 
     files: ClassVar["EmbeddedFiles | None"] = None
     """Files of the snapshot that answered, if known, to tell whether a file has changed; not a field of a hit."""

@@ -51,6 +51,7 @@ HIT = pa.schema(
         "duplicates": DUPLICATES,
     }
 )
+MEDIUM = "medium."  # for a column of the medium whose name is taken
 PREFIX = "carryover."  # for a carried column whose name is taken
 
 
@@ -61,7 +62,7 @@ def hit_table(
 
     With `queries`, the name of each query, the columns `query_number`, from 0, and `query` come first. The columns of
     `HIT` and one for each carried column follow; its type is the one in `types`, else that of its values, else JSON
-    text.
+    text. Those of the medium that a hit has come last.
     """
     rows = [(number, rank, hit) for number, hits in enumerate(answers) for rank, hit in enumerate(hits, 1)]
     fields, names_of_queries = ([*HIT], []) if queries is None else ([*QUERY, *HIT], list(map(readable, queries)))
@@ -84,6 +85,8 @@ def hit_table(
         while shown in columns or (shown != name and shown in names):
             shown = PREFIX + shown
         columns[shown] = _array([hit.carryover.get(name) for _, _, hit in rows], types.get(name))
+    for name in dict.fromkeys(name for _, _, hit in rows for name in hit.medium):
+        columns[name if name not in columns else MEDIUM + name] = pa.array([hit.medium.get(name) for _, _, hit in rows])
     return pa.table(columns)
 
 

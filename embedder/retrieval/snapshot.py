@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -101,13 +101,15 @@ class RowMetadata:
         has_picture: Callable[[], Mask] | None = None,
         files: "EmbeddedFiles | None" = None,
         mapped: RowFiles | None = None,
+        medium: Collection[str] = (),
     ) -> None:
         """Read the table, or take its rows from `mapped`.
 
         `models` gives the columns of the other models, if any; `has_picture` the column `HAS_PICTURE` of conditions,
         bool (rows,), if there is one; `files` the times and sizes of the items' files, if conditions read them.
+        `medium` are the names of the columns of the medium.
         """
-        self._has_picture = has_picture
+        self._has_picture, self._medium = has_picture, medium
         self._items = None if files is None else files.read
         self._mapped = mapped
         if mapped is not None:
@@ -148,11 +150,14 @@ class RowMetadata:
         return without_dictionaries(self._gathered.take(rows))
 
     def describe(self, rows: Rows) -> list[dict[str, Any]]:
-        """Return the fields of hits for some rows, in their order; carried columns are under `carryover`."""
+        """Return the fields of hits for some rows, in their order; those of sources under `carryover`."""
         carried = self.carried.names
-        taken = self.take(rows).select([*OWN, *carried]).to_pylist()
+        medium = [name for name in self.rows.column_names if name in self._medium]
         return [
-            {name: row[name] for name in OWN} | {"carryover": {name: row[name] for name in carried}} for row in taken
+            {name: row[name] for name in OWN}
+            | {"carryover": {name: row[name] for name in carried}}
+            | {"medium": {name: row[name] for name in medium if row[name] is not None}}
+            for row in self.take(rows).select([*OWN, *carried, *medium]).to_pylist()
         ]
 
     def texts(self, column: str, rows: Rows) -> list[str | None]:
@@ -163,7 +168,7 @@ class RowMetadata:
     def carried(self) -> pa.Schema:
         """Names and types of the carried columns."""
         plain = _without_dictionaries(self.rows.schema)
-        return pa.schema([field for field in plain if field.name not in EMBEDDINGS.names])
+        return pa.schema([field for field in plain if field.name not in {*EMBEDDINGS.names, *self._medium}])
 
     @locked_cached_property
     def ids(self) -> IdRows:
@@ -379,7 +384,8 @@ class Snapshot:
     @locked_cached_property
     def metadata(self) -> RowMetadata:
         """Table without its vectors, with the columns of other models."""
-        return RowMetadata(self._table, self._models, self._has_picture, self.embedded_files, self.mapped)
+        medium = self.current.medium_columns
+        return RowMetadata(self._table, self._models, self._has_picture, self.embedded_files, self.mapped, medium)
 
     @locked_cached_property
     def is_found(self) -> Mask:

@@ -1,6 +1,7 @@
 """CPU step of the pipeline: turns listed items into pixels and token ids, or the reason of a failure."""
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ class PendingImage:
     """Item that was read and waits to be decoded with its neighbours.
 
     `number` is its place in the listing. `models` are those it is for, and `needs` says for each model whether it needs
-    the item. `version` is that of its content.
+    the item. `version` is that of its content, `file_hash` that of its file alone.
     """
 
     number: int
@@ -115,6 +116,7 @@ class PendingImage:
     models: Collection[str]
     needs: Mapping[str, bool]
     version: str | None
+    file_hash: str | None = None
 
 
 def _is_full(pending: Sequence[PendingImage]) -> bool:
@@ -210,12 +212,13 @@ class ItemReader:
                 max_read_bytes=READ_BYTES,
             ) as fetched:
                 content = self._content(item, fetched, caption, problem)
-                version = self._version(fetched, content, item)
+                file_hash = self._file_hash(fetched, content)
+                version = self._version(file_hash, content, item)
                 needs = self._needs(item, version if content.problem is None else None)
                 if not any(needs.values()):
                     yield {"content_version": version, "unchanged": True, "num_vectors": 0} | self._flags(needs)
                     return
-                image = PendingImage(number, item["uri"], content, _needing(needs), needs, version)
+                image = PendingImage(number, item["uri"], content, _needing(needs), needs, version, file_hash)
                 if content.kind == "image" and isinstance(content.media, bytes):
                     yield image
                     return
@@ -241,6 +244,8 @@ class ItemReader:
 
     def _finish(self, row: Values, image: "PendingImage") -> Values:
         known: Values = {"content_version": image.version}
+        if (medium := row.pop("medium", None)) is not None:
+            known["medium"] = json.dumps(medium | {"content_hash": image.file_hash})
         if not image.needs[""]:
             known["unchanged"] = True
         return _raw_file_row(image.uri, row | self._flags(image.needs)) | known
@@ -251,12 +256,18 @@ class ItemReader:
             return {}
         return {model_column(NEEDED, name): is_needed for name, is_needed in needs.items()}
 
-    def _version(self, fetched: Fetched, content: ItemContent, item: Values) -> str | None:
-        """Hash the content that the item's vectors are made from; None if there is nothing to hash."""
+    def _file_hash(self, fetched: Fetched, content: ItemContent) -> str | None:
+        """Hash the item's file; None if there is nothing to hash, or it is too large to be decoded."""
         if content.media is None and not content.caption:
             return None
         is_image = content.kind in ("image", "animation") and fetched.size_bytes > self.spec.limits.max_file_bytes
-        media_hash = "too large" if is_image else self.fetcher.content_hash(fetched)
+        return None if is_image else self.fetcher.content_hash(fetched)
+
+    def _version(self, file_hash: str | None, content: ItemContent, item: Values) -> str | None:
+        """Hash the content that the item's vectors are made from; None if there is nothing to hash."""
+        if content.media is None and not content.caption:
+            return None
+        media_hash = "too large" if file_hash is None else file_hash
         if content.kind == "animation":  # the file's first frame alone has another vector
             media_hash += " as a clip"
         if self.spec.steps is not None and self.spec.steps.carried:  # another value gives another result

@@ -44,7 +44,7 @@ class DecodeSpec:
     vision tower) no image is decoded, without `tokenizer_json` (no text tower) no caption becomes token ids. `web`
     limits what is fetched from web addresses. `animations` says whether animated images are `clip`s, `colour` how pixel
     values are read. `models` are the names of the run's models, `further` is what further ones take. `steps` are the
-    user's own.
+    user's own. `medium_columns` are filled from what files say of themselves.
     """
 
     resize: ResizeSpec | None
@@ -62,6 +62,7 @@ class DecodeSpec:
     caption_prompt: str = ""
     models: tuple[str, ...] = ("",)
     steps: "RowSteps | None" = None
+    medium_columns: tuple[str, ...] = ()
 
     @property
     def has_several_models(self) -> bool:
@@ -146,7 +147,7 @@ class ItemDecoder:
 
     def __init__(self, spec: DecodeSpec) -> None:
         self.spec = spec
-        self.sandbox = SandboxedDecoder(spec.limits)
+        self.sandbox = SandboxedDecoder(spec.limits, spec.medium_columns)
         self.captions = (
             CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens, spec.caption_end_id, spec.caption_prompt)
             if spec.tokenizer_json is not None
@@ -212,7 +213,7 @@ class ItemDecoder:
         models: Collection[str],
         decoded: Mapping[ResizeSpec, DecodedImage | DecodeError],
     ) -> Values:
-        row, problem = self._caption_values(content.caption, models), content.problem
+        row, problem, medium = self._caption_values(content.caption, models), content.problem, None
         if has_image(content):
             for rule, inputs in rules.items():
                 image = decoded[rule]
@@ -221,6 +222,7 @@ class ItemDecoder:
                     break
                 if image.note is not None and (problem is None or not problem.transient):
                     problem = ItemProblem("decode", TRUNCATED_IMAGE, image.note)
+                medium = medium or image.medium
                 for each in inputs:
                     row |= each.of_frames(image.pixels[None])
             else:
@@ -228,7 +230,7 @@ class ItemDecoder:
         modality = _modality(content)
         has_vector = row.keys() - {"caption"}
         if has_vector:
-            row |= {"segment": 0, "modality": modality}
+            row |= {"segment": 0, "modality": modality, "medium": medium}
         elif problem is None:
             problem = self._nothing_to_embed(content)
         return row | {"num_vectors": int(bool(has_vector))} | _problem_values(problem)
@@ -277,7 +279,8 @@ class ItemDecoder:
             for video, inputs in zip(videos, rules.values(), strict=True):
                 if (segment := next(video, None)) is None:
                     return
-                values |= {name: value for name, value in vars(segment).items() if name != "pixels"}
+                values |= {name: value for name, value in vars(segment).items() if name not in ("pixels", "medium")}
+                values.setdefault("medium", segment.medium)  # only the first rule's sandbox reads it
                 values[NUM_FRAMES] = len(segment.pixels)
                 for each in inputs:
                     values |= each.of_frames(segment.pixels)

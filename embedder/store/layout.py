@@ -90,6 +90,7 @@ class StoreInfo(Record):
     searched: Searched = Field("image", description="text: the model has no tower for images")
     steps: dict[str, str] = Field({}, description="fingerprints of the user's own steps, in their order")
     step_columns: dict[str, str] = Field({}, description="types of the columns that such steps have added so far")
+    medium_columns: tuple[str, ...] = Field((), description="columns of the medium that the table has")
     libraries: dict[str, str] = Field(
         {}, description="versions that decide the last bits of vectors; recorded, not hashed"
     )
@@ -134,6 +135,7 @@ class Current(Record):
     searched: Searched | None = Field(None, description="side whose vectors are searched")
     steps: dict[str, str] = Field({}, description="as in store.json")
     step_columns: dict[str, str] = Field({}, description="as in store.json")
+    medium_columns: tuple[str, ...] = Field((), description="as in store.json")
     libraries: dict[str, str] = Field({}, description="as in store.json, of the run that published")
     retrieval: dict[str, Any] | None = Field(None, description="R@k on the store's own pairs, as a guard measured it")
     previous: RunId | None = Field(None, description="run whose publication this one took the place of")
@@ -192,6 +194,7 @@ class RunInfo(Record):
     carryover: dict[str, str] = Field({}, description="type of each carried column")
     steps: dict[str, str] = Field({}, description="fingerprints of the user's own steps")
     step_columns: dict[str, str] = Field({}, description="types of the columns that such steps add, or have added")
+    medium_columns: tuple[str, ...] = Field((), description="as in store.json")
 
 
 def describe_hold(address: str, hold: Hold) -> str:

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 
+import pyarrow as pa
+
+from embedder.batch_schema import medium_schema, step_schema
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.layout import (
     STORE_FILE,
     Current,
+    RunInfo,
     StoreInfo,
     read_current,
     read_record,
@@ -25,6 +29,7 @@ MODEL_FIELDS = (
     "searched",
     "steps",
     "step_columns",
+    "medium_columns",
     "libraries",
 )
 FURTHER_FIELDS = ("has_vectors", "outputs", "servable")
@@ -80,6 +85,11 @@ def differing(served: StoreInfo, info: StoreInfo) -> list[str]:
     """Return the names of differing fingerprints, and `steps` if those differ; the vectors are then not comparable."""
     names = [name for name in FINGERPRINTS if getattr(served, name) != getattr(info, name)]
     return names if list(served.steps.items()) == list(info.steps.items()) else [*names, "steps"]
+
+
+def output_columns(info: StoreInfo | RunInfo) -> pa.Schema:
+    """Return the columns that the main model's rows have besides the table's own and carried ones."""
+    return pa.schema([*step_schema(info.step_columns), *medium_schema(info.medium_columns)])
 
 
 def step_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:

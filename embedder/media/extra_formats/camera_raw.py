@@ -11,7 +11,7 @@ import rawpy
 from PIL import Image
 
 from embedder.media.images import WHOLE_FACTOR, check_pixels, load_image, open_image, orientation_of
-from embedder.media.loaded_image import LoadedImage
+from embedder.media.loaded_image import LoadedImage, PictureForm
 from embedder.media.media_errors import UNSUPPORTED_CAMERA, DecodeError
 from embedder.media.resize import ResizeSpec, Size, scaled_size
 
@@ -34,7 +34,8 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
         try:
             raw.open_buffer(io.BytesIO(encoded))
             wanted = scaled_size(_upright_size(raw), resize)
-            return _preview(raw, wanted, resize, max_pixels) or _develop(raw, wanted, max_pixels)
+            loaded = _preview(raw, wanted, resize, max_pixels) or _develop(raw, wanted, max_pixels)
+            return loaded._replace(form=PictureForm("RAW", _upright_size(raw)))
         except (rawpy.LibRawUnsufficientMemoryError, rawpy.LibRawMemPoolOverflowError):
             raise MemoryError from None
         except rawpy.LibRawFileUnsupportedError:

@@ -8,7 +8,7 @@ from PIL import Image
 from embedder.media.colour import CICP
 from embedder.media.colour_tags import heif_cicp
 from embedder.media.images import WHOLE_FACTOR, check_pixels
-from embedder.media.loaded_image import LoadedImage
+from embedder.media.loaded_image import LoadedImage, PictureForm
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, Size
 
@@ -39,7 +39,7 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
         if NO_MEMORY in str(error) and LIMIT not in str(error):
             raise MemoryError from None
         raise DecodeError("BrokenImage", f"{kind}: libheif can't decode it: {error}") from None
-    return LoadedImage(decoded, UPRIGHT)
+    return LoadedImage(decoded, UPRIGHT, opened=image, form=PictureForm("HEIC", image.size, image.mode))
 
 
 def _declared_sizes(encoded: bytes) -> Iterator[Size]:

@@ -1,12 +1,14 @@
 """Decodes JPEG XL with libjxl; the size is read here first, because the library decodes whatever it is given."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pillow_jxl
 from PIL import Image
 
-from embedder.media.images import WHOLE_FACTOR, check_pixels, load_image
-from embedder.media.loaded_image import LoadedImage
+from embedder.media.images import WHOLE_FACTOR, check_pixels, form_of, load_image
+from embedder.media.loaded_image import LoadedImage, PictureForm
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, Size
 
@@ -32,18 +34,32 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
         raise DecodeError("BrokenImage", f"{kind}: its header is cut off or broken")
     check_pixels(size, WHOLE_FACTOR * max_pixels)
     try:
-        is_jpeg, info, data, profile, *_ = pillow_jxl.Decoder(num_threads=0)(encoded)
+        is_jpeg, info, data, profile, *boxes = pillow_jxl.Decoder(num_threads=0)(encoded)
     except (RuntimeError, ValueError, NotImplementedError):  # its text is for developers and gives no reason
         message = "libjxl can't decode it: it is cut off or broken, or takes more memory than `memory_bytes` allows"
         raise DecodeError("BrokenImage", f"{kind}: {message}") from None
     if is_jpeg:
-        return _load_jpeg(kind, data, resize, max_pixels)
+        loaded = _load_jpeg(kind, data, resize, max_pixels)
+        form = form_of(loaded.source, loaded.orientation)
+        return loaded._replace(form=form._replace(format="JXL"))
     mode = MODES.get(info.mode, info.mode)
     if len(data) != info.width * info.height * BYTES_OF_PIXEL.get(mode, 0):
         raise DecodeError("UnsupportedPixels", f"{kind}: {info.mode} of that depth isn't read; save it with 8 bits")
     image = Image.frombytes(mode, (info.width, info.height), data)
     image.info["icc_profile"] = profile
-    return LoadedImage(image, UPRIGHT)
+    opened = SimpleNamespace(info={"icc_profile": profile} | _metadata(boxes[0] if boxes else ()))
+    return LoadedImage(image, UPRIGHT, opened=opened, form=PictureForm("JXL", image.size, image.mode))
+
+
+def _metadata(boxes: Iterable[Any]) -> dict[str, bytes]:
+    """Return the blocks in boxes of a container; that of Exif begins with an offset of four bytes (18181-2, 9.5)."""
+    found: dict[str, bytes] = {}
+    for box in boxes:
+        if box.box_type == b"Exif":
+            found.setdefault("exif", bytes(box.data)[4:])
+        elif box.box_type == b"xml ":
+            found.setdefault("xmp", bytes(box.data))
+    return found
 
 
 def _load_jpeg(kind: str, data: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:

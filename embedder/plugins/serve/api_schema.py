@@ -214,6 +214,7 @@ class HitAnswer(BaseModel):
     segments: list[SegmentAnswer]
     duplicates: list[DuplicateAnswer]
     carryover: dict[str, Any]
+    medium: dict[str, Any] = Field(description="what the file says of itself; its place only if the server shows URIs")
     since: str | None = Field(
         description="of an earlier publication: changed where picture or caption are others now, removed, or null"
     )

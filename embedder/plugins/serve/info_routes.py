@@ -218,10 +218,12 @@ def describe_facets(publication: ServedPublication, where: str | None, *, timeou
         rows = rows.append_column(name, computed[name])
     matching = snapshot.is_found if where is None else snapshot.is_found & snapshot.metadata.filter.matching(where)
     rows = rows.filter(pa.array(matching))
+    # Filters of some thirty columns would bury those of the sources.
+    left_out = {*publication.hidden, *publication.store.publication.medium_columns}
     described = [
         column
         for name in rows.column_names
-        if name not in publication.hidden and (column := describe_column(name, rows[name])) is not None
+        if name not in left_out and (column := describe_column(name, rows[name])) is not None
     ]
     if "file_name" in snapshot.metadata.filter.computed:
         described.append({"name": "file_name", "type": "text", "num_null": 0, "values": None, "min": None, "max": None})

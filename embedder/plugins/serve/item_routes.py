@@ -212,6 +212,8 @@ def _describe(
     if segment is not None:
         publication.segment_row(item_id, segment)
     row["error"] = error_without_place(row)
+    hidden = dict.fromkeys(publication.hidden)
+    segments = [{name: None if name in hidden else value for name, value in each.items()} for each in segments]
     row, *segments = (each | {"uri": shown_uri(each["uri"]) if show_uris else None} for each in (row, *segments))
     answer = {
         "item": row | {"modified": shown_modified(row["modified"])},

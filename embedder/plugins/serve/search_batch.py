@@ -210,6 +210,7 @@ def as_answer(
         "segments": [each._asdict() for each in hit.segments],
         "duplicates": [each._asdict() for each in hit.duplicates],
         "carryover": hit.carryover,
+        "medium": {name: value for name, value in hit.medium.items() if name not in publication.hidden},
         "since": publication.changed_since(hit.item_id),
         "links": {
             "item": address + (f"?{version[1:]}" if version else ""),

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from embedder.compat.locked_property import locked_cached_property
 from embedder.errors import USER_MISTAKES, ConfigError
+from embedder.medium_columns import BY_NAME
 from embedder.plugins.serve.serve_errors import STORE_RETRY_S, RequestError
 from embedder.redaction import mask
 from embedder.retrieval.ranking import RowNumbers
@@ -51,7 +52,8 @@ class ServedPublication:
     ) -> None:
         self.store, self.version, self.is_current = store, store.version, is_current
         self._latest = latest
-        self.hidden = () if show_uris else HIDDEN
+        places = [name for name in store.publication.medium_columns if BY_NAME[name].group == "gps"]
+        self.hidden = () if show_uris else (*HIDDEN, *places)
         self.serial = next(_SERIALS)
         self.run_id, self.model = store.publication.run_id, store.info.model_fingerprint
         self.facets: dict[str | None, bytes] = {}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from obstore.exceptions import BaseError
 
-from embedder.batch_schema import CARRIED
+from embedder.batch_schema import CARRIED, medium_schema
 from embedder.errors import StoreError
+from embedder.medium_columns import BY_NAME
 from embedder.storage.vector_pages import layout_options
 from embedder.store.files import StoreFiles, parquet_bytes
 from embedder.store.journal.journal import TASK_DIGITS, JournalEntry, entry_name, entry_path
@@ -83,6 +85,7 @@ def write_part(
         with measure("write") as measurement:
             rows = reject_non_finite(rows)
             rows = round_rows(rows) if metadata.is_half else rows
+            rows = with_medium(rows, metadata.outputs)
             own_rows, kept_rows = split_records(rows)
             own, kept = (_item_records(each, metadata) for each in (own_rows, kept_rows))
             own_vectors = _vector_rows(without_items(rows, kept["item_id"]), metadata)
@@ -184,6 +187,31 @@ NON_FINITE = {
     "error": "the model gave NaN or infinity; try dtype float32, and check the weights",
     "transient": False,
 }
+
+
+def with_medium(rows: pa.Table, outputs: pa.Schema) -> pa.Table:
+    """Add the columns of the medium among `outputs` to finished rows, from the JSON of each row."""
+    names = [name for name in outputs.names if name in BY_NAME and CARRIED + name not in rows.schema.names]
+    said = rows["medium"].to_pylist() if names and "medium" in rows.schema.names else [None] * rows.num_rows
+    values = [json.loads(each) if each else {} for each in said]
+    for column in medium_schema(names):
+        rows = rows.append_column(
+            CARRIED + column.name, medium_array([each.get(column.name) for each in values], column)
+        )
+    return rows
+
+
+def medium_array(values: Sequence[Any], column: pa.Field) -> pa.Array:
+    """Return values of a column of the medium, as JSON has them, as Arrow; what is not of its type is null."""
+    try:
+        if pa.types.is_timestamp(column.type):
+            times = [None if each is None else datetime.fromisoformat(each) for each in values]
+            return pa.array(times, pa.timestamp("us")).cast(column.type)
+        return pa.array(values, column.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError):  # a file may claim anything
+        if len(values) == 1:
+            return pa.nulls(1, column.type)
+        return pa.concat_arrays([medium_array([each], column) for each in values])
 
 
 def reject_non_finite(rows: pa.Table) -> pa.Table:

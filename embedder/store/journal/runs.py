@@ -175,7 +175,9 @@ def new_run(files: StoreFiles, info: StoreInfo, carryover: pa.Schema, kind: Kind
         # The ids of its interim publications have a 0 here (`embedder.store.publish.interim`), so they sort before it.
         ending = f"{int(files.environment.token(2), 16) % 0xF000 + 0x1000:04x}"
         run_id = f"{started_at:{_TIME_FORMAT}}-{ending}"
-        run_info = RunInfo(run_id=run_id, started_at=started_at, kind=kind, **settings)
+        run_info = RunInfo(
+            run_id=run_id, started_at=started_at, kind=kind, medium_columns=info.medium_columns, **settings
+        )
         files.confirm_lease()
         is_new = create_record(files, run_file(run_id, RUN_FILE), run_info)
     return run_info

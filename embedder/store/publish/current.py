@@ -296,7 +296,9 @@ def publish_files(
     vectors. `fields` are further fields of CURRENT.json.
     """
     info = served_info(read_store_info(files), like)
-    candidates, now = {}, files.environment.now()
+    candidates, now, last = {}, files.environment.now(), read_current(files)
+    medium = info.medium_columns  # of `like`; a table keeps the columns that came after it
+    medium += tuple(name for name in (last.medium_columns if last is not None else ()) if name not in medium)
     for model, (view, own) in versions_of(files, like).items():
         versions = {name: RecordTable(view, name).commit_files(run.run_id, wanted[model][name]) for name in TABLES}
         fresh = {"run_id": run.run_id, "published_at": now, "interim_of": None}
@@ -307,9 +309,8 @@ def publish_files(
         embeddings=candidates[""].embeddings,
         index=like.index,
         published_at=now,
-        **{name: getattr(info, name) for name in MODEL_FIELDS},
+        **{name: getattr(info, name) for name in MODEL_FIELDS} | {"medium_columns": medium} | fields,
         retrieval=like.retrieval,
-        **fields,
     )
     candidate = candidate.model_copy(update={"index": choose_index(candidate)})
     models = {
