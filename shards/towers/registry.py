@@ -9,6 +9,7 @@ from pydantic import Discriminator, Tag
 from shards.file_schema import FAMILY_TAG
 from shards.towers import (
     albert,
+    altclip,
     bert,
     chinese_clip,
     clip,
@@ -29,6 +30,7 @@ from shards.towers.vit import VitTower
 
 MODULES = (
     albert,
+    altclip,
     bert,
     chinese_clip,
     clip,

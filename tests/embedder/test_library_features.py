@@ -28,6 +28,7 @@ PAIRS = [
     checkpoints.siglip,
     checkpoints.siglip2,
     checkpoints.chinese_clip,
+    checkpoints.altclip,
     checkpoints.vit_and_bert,
     checkpoints.clip_and_xlm_roberta,
     checkpoints.dinov2_and_bert,

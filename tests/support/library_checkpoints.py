@@ -153,6 +153,19 @@ def chinese_clip(folder: Path) -> Library:
     return read_pair(folder)
 
 
+def altclip(folder: Path) -> Library:
+    from transformers import AltCLIPConfig, CLIPImageProcessor
+
+    text = SMALL_TEXT | {"project_dim": 28, "pad_token_id": 1}
+    save_all(
+        folder,
+        make("AltCLIPModel", AltCLIPConfig(text_config=text, vision_config=WIDE_VISION, projection_dim=20)),
+        CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=square(SIZE)),
+        limited(tiny_tokenizers.unigram()),
+    )
+    return read_pair(folder)
+
+
 def _dual_encoder(folder: Path, vision: Any, text: Any, processor: Any, tokenizer: Any) -> Library:
     from transformers import VisionTextDualEncoderConfig
 

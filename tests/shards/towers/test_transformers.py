@@ -15,6 +15,7 @@ SAVERS = [
     checkpoints.metaclip_2,  # its captions end with the id that CLIP's rule takes for an old mistake
     checkpoints.siglip,
     checkpoints.siglip2,
+    checkpoints.altclip,
     checkpoints.vit,
     checkpoints.albert,
     checkpoints.distilbert,
