@@ -8,6 +8,7 @@ from pydantic import Discriminator, Tag
 
 from shards.file_schema import FAMILY_TAG
 from shards.towers import (
+    aimv2,
     albert,
     altclip,
     bert,
@@ -29,6 +30,7 @@ from shards.towers.tower_kinds import TextTower, VisionTower
 from shards.towers.vit import VitTower
 
 MODULES = (
+    aimv2,
     albert,
     altclip,
     bert,

@@ -29,6 +29,7 @@ PAIRS = [
     checkpoints.siglip2,
     checkpoints.chinese_clip,
     checkpoints.altclip,
+    checkpoints.aimv2,
     checkpoints.vit_and_bert,
     checkpoints.clip_and_xlm_roberta,
     checkpoints.dinov2_and_bert,

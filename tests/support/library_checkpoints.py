@@ -92,20 +92,39 @@ def read_pair(folder: Path, **padding: Any) -> Library:
     )
 
 
+CLIP_MERGES = [("c", "a"), ("ca", "r</w>"), ("r", "e"), ("re", "d</w>")]
+
+
+def _clip_tokens() -> list[str]:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = ("".join(pair) for pair in CLIP_MERGES)
+    return [*letters, *(f"{letter}</w>" for letter in letters), *pairs, "<|startoftext|>", "<|endoftext|>"]
+
+
 def clip(folder: Path) -> Library:
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPTokenizer
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("c", "a"), ("ca", "r</w>"), ("r", "e"), ("re", "d</w>")]
-    tokens = [*letters, *(f"{letter}</w>" for letter in letters), *("".join(pair) for pair in merges)]
-    tokens += ["<|startoftext|>", "<|endoftext|>"]
+    tokens = _clip_tokens()
     ids = {"vocab_size": len(tokens), "bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1}
     text = SMALL_TEXT | ids | {"max_position_embeddings": MAX_TOKENS}
     save_all(
         folder,
         make("CLIPModel", CLIPConfig(text_config=text, vision_config=WIDE_VISION, projection_dim=24)),
         CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=square(SIZE)),
-        limited(CLIPTokenizer(vocab={token: number for number, token in enumerate(tokens)}, merges=merges)),
+        limited(CLIPTokenizer(vocab={token: number for number, token in enumerate(tokens)}, merges=CLIP_MERGES)),
+    )
+    return read_pair(folder)
+
+
+def aimv2(folder: Path) -> Library:
+    from transformers import Aimv2Config, CLIPImageProcessor
+
+    clip(folder)  # has the tokeniser
+    text = SMALL_TEXT | {"vocab_size": len(_clip_tokens()), "eos_token_id": len(_clip_tokens()) - 1}
+    save_all(
+        folder,
+        make("Aimv2Model", Aimv2Config(text_config=text, vision_config=WIDE_VISION, projection_dim=24)),
+        CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=square(SIZE)),
     )
     return read_pair(folder)
 

@@ -16,6 +16,7 @@ SAVERS = [
     checkpoints.siglip,
     checkpoints.siglip2,
     checkpoints.altclip,
+    checkpoints.aimv2,
     checkpoints.vit,
     checkpoints.albert,
     checkpoints.distilbert,
