@@ -26,6 +26,7 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 # Settings and extra steps that image processor classes may have.
 _CLASS_KEYS = (
     *("size", "crop_size", "do_center_crop", "default_to_square", "resample", "image_mean", "image_std"),
+    "do_normalize",
     *("patch_size", "max_num_patches"),
 )
 _STEPS = ("_preprocess", "resize", "center_crop", "rescale", "normalize", "rescale_and_normalize")

@@ -21,6 +21,7 @@ from shards.towers import (
     modernbert,
     naflex,
     siglip,
+    tipsv2,
     vit,
     vit_imports,
 )
@@ -43,6 +44,7 @@ MODULES = (
     modernbert,
     naflex,
     siglip,
+    tipsv2,
     vit,
     vit_imports,
 )

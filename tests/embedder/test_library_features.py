@@ -30,6 +30,8 @@ PAIRS = [
     checkpoints.chinese_clip,
     checkpoints.altclip,
     checkpoints.aimv2,
+    checkpoints.tipsv2,
+    checkpoints.tipsv2_gated,
     checkpoints.vit_and_bert,
     checkpoints.clip_and_xlm_roberta,
     checkpoints.dinov2_and_bert,

@@ -159,6 +159,24 @@ def _read_unmasked(folder: Path) -> Library:
     return read_pair(folder, padding="max_length", max_length=LENGTH)
 
 
+def tipsv2(folder: Path, **vision: Any) -> Library:
+    """Its images are smaller than its table of positions, so that transformers resamples that at each call."""
+    from transformers import Tipsv2Config, Tipsv2ImageProcessor
+
+    sizes = SMALL_VISION | {"hidden_size": 32, "image_size": 48, "mlp_ratio": 2, "num_register_tokens": 2} | vision
+    save_all(
+        folder,
+        make("Tipsv2Model", Tipsv2Config(text_config=SMALL_TEXT, vision_config=sizes)),
+        Tipsv2ImageProcessor(size=square(SIZE)),
+        limited(tiny_tokenizers.pieces_alone()),
+    )
+    return read_pair(folder, padding="max_length", max_length=MAX_TOKENS)
+
+
+def tipsv2_gated(folder: Path) -> Library:
+    return tipsv2(folder, use_swiglu_ffn=True)
+
+
 def chinese_clip(folder: Path) -> Library:
     from transformers import ChineseCLIPConfig, ChineseCLIPImageProcessor
 

@@ -17,6 +17,7 @@ SAVERS = [
     checkpoints.siglip2,
     checkpoints.altclip,
     checkpoints.aimv2,
+    checkpoints.tipsv2,
     checkpoints.vit,
     checkpoints.albert,
     checkpoints.distilbert,
