@@ -31,7 +31,7 @@ TokenPoolings = TokenPooling | SeveralPoolings
 TextPooling = Literal["pooler"] | TokenPoolings
 
 # Heads of transformers' classes that an encoder doesn't need, and tables that follow from the shapes.
-_IGNORED = ("classifier.", "qa_outputs.", "embeddings.position_ids", "embeddings.token_type_ids")
+IGNORED = ("classifier.", "qa_outputs.", "embeddings.position_ids", "embeddings.token_type_ids")
 
 
 class TextEncoderTower(TextTower):
@@ -256,7 +256,7 @@ def encoder_import(
         found_pool = "pooler" if not names or any(name.startswith("pooler.") for name in names) else "mean"
         return check_settings(family, where, theirs, expected or {}, **fields, pool=pool or found_pool)
 
-    ignored = (*_IGNORED, *ignored)
+    ignored = (*IGNORED, *ignored)
     return TowerImport(config_class, read, encoder_names, ignored=ignored, has_pooled_output=has_pooled_output)
 
 

@@ -53,6 +53,9 @@ ALONE = [
     checkpoints.roberta,
     checkpoints.distilbert,
     checkpoints.modernbert,
+    checkpoints.nomic_bert,
+    checkpoints.jina_embeddings_v3,
+    checkpoints.eurobert,
 ]
 JOINED = [
     (checkpoints.timm_vit, checkpoints.albert),

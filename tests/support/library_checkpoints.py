@@ -356,7 +356,8 @@ def text_tower(folder: Path, name: str, tokenizer: Any, **settings: Any) -> Libr
         inputs = tokens(captions, padding=True, truncation=True, return_tensors="pt")
         out, mask = model(**inputs), inputs["attention_mask"][..., None]
         mean = (out.last_hidden_state * mask).sum(1) / mask.sum(1)
-        return getattr(out, "pooler_output", mean)  # of a DistilBERT or ModernBERT
+        pooled = getattr(out, "pooler_output", None)
+        return mean if pooled is None else pooled  # a DistilBERT, a ModernBERT and others have none
 
     return Library(texts=texts)
 
@@ -377,6 +378,19 @@ def modernbert(folder: Path) -> Library:
     ids = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
     windows = {"local_attention": 8, "global_attn_every_n_layers": 2, "classifier_pooling": "mean"}
     return text_tower(folder, "ModernBert", tiny_tokenizers.wordpiece(), **SMALL_TEXT, **ids, **windows)
+
+
+def nomic_bert(folder: Path) -> Library:
+    return text_tower(folder, "NomicBert", tiny_tokenizers.wordpiece(), **SMALL_TEXT)
+
+
+def jina_embeddings_v3(folder: Path) -> Library:
+    return text_tower(folder, "JinaEmbeddingsV3", tiny_tokenizers.unigram(), **SMALL_TEXT, pad_token_id=1)
+
+
+def eurobert(folder: Path) -> Library:
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "mask_token_id": 4, "num_key_value_heads": 2}
+    return text_tower(folder, "EuroBert", tiny_tokenizers.byte_level_bpe(), **SMALL_TEXT, **ids)
 
 
 def distilbert(folder: Path) -> Library:

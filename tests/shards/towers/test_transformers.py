@@ -1,13 +1,17 @@
 """Checkpoints as transformers saves them, imported: the library's own features, every cut, every part."""
 
+import shutil
+
 import library_checkpoints as checkpoints
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_tokenizers import ODD_CAPTIONS, padded
 from tower_checks import check_against, check_every_cut, check_every_part_matters, make_batch
 
 from embedder.steps.caption_encoder import CaptionEncoder
 from shards.convert import import_checkpoint
+from shards.fingerprint import model_fingerprint
 from shards.model_config import load_model_config
 
 SAVERS = [
@@ -21,6 +25,9 @@ SAVERS = [
     checkpoints.vit,
     checkpoints.albert,
     checkpoints.distilbert,
+    checkpoints.nomic_bert,
+    checkpoints.jina_embeddings_v3,
+    checkpoints.eurobert,
 ]
 
 
@@ -59,7 +66,7 @@ def library_features(folder, config):
         if config.text.has_fixed_length:
             del inputs["attention_mask"]  # such towers attend to the padding
         found = (model if config.vision is None else model.get_text_features)(**inputs)
-        if config.text.family != "distilbert":
+        if getattr(found, "pooler_output", None) is not None:
             return found.pooler_output
         mask = inputs["attention_mask"][:, :, None]
         return (found.last_hidden_state * mask).sum(1) / mask.sum(1)
@@ -70,6 +77,17 @@ def library_features(folder, config):
 def test_an_imported_model_gives_transformers_own_features(imported, batch):
     config = load_model_config(imported / "model")
     check_against(imported / "model", batch, library_features(imported / "checkpoint", config))
+
+
+def test_names_of_the_classes_and_those_of_published_files_give_the_same_model(imported, tmp_path):
+    """transformers writes the names that a model was published with, and reads both."""
+    from transformers import AutoModel
+
+    tensors = AutoModel.from_pretrained(imported / "checkpoint").state_dict()
+    own = shutil.copytree(imported / "checkpoint", tmp_path / "own")
+    save_file({name: each.contiguous() for name, each in tensors.items()}, own / "model.safetensors")
+    import_checkpoint(own, tmp_path / "model")
+    assert model_fingerprint(tmp_path / "model") == model_fingerprint(imported / "model")
 
 
 def test_every_cut_gives_the_bits_of_the_unsplit_towers(imported, batch):
