@@ -38,6 +38,7 @@ PAIRS = [
     checkpoints.open_clip_native,
     checkpoints.open_clip_with_timm,
     checkpoints.open_clip_with_roberta,
+    checkpoints.open_clip_pe,
 ]
 ALONE = [
     checkpoints.vit,
@@ -48,6 +49,9 @@ ALONE = [
     checkpoints.dinov3,
     checkpoints.timm_vit,
     checkpoints.timm_eva,
+    checkpoints.timm_aimv2,
+    checkpoints.timm_tipsv2,
+    checkpoints.timm_pe,
     checkpoints.albert,
     checkpoints.bert,
     checkpoints.roberta,

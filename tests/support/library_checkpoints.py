@@ -336,6 +336,18 @@ def timm_eva(folder: Path) -> Library:
     return timm_vit(folder, "eva02_tiny_patch14_224")
 
 
+def timm_aimv2(folder: Path) -> Library:
+    return timm_vit(folder, "aimv2_large_patch14_224")
+
+
+def timm_tipsv2(folder: Path) -> Library:
+    return timm_vit(folder, "vit_base_patch14_reg1_tipsv2")
+
+
+def timm_pe(folder: Path) -> Library:
+    return timm_vit(folder, "vit_pe_core_tiny_patch16_384", ref_feat_shape=(4, 4))
+
+
 def text_tower(folder: Path, name: str, tokenizer: Any, **settings: Any) -> Library:
     """Save a text tower of transformers, and read it.
 
@@ -435,6 +447,13 @@ def open_clip_with_timm(folder: Path) -> Library:
     vision = {"timm_model_name": "test_vit", "timm_pool": "avg", "timm_proj": "linear", "image_size": 160}
     cfg = {"embed_dim": 24, "custom_text": True, "vision_cfg": vision, "text_cfg": OPEN_CLIP_TEXT}
     return _save_open_clip(folder, cfg, resize_mode="longest")
+
+
+def open_clip_pe(folder: Path) -> Library:
+    """PE-Core's form: an Eva with attention pooling, whose classifier is the projection."""
+    vision = {"timm_model_name": "vit_pe_core_tiny_patch16_384", "timm_pool": "map", "timm_proj": None, "image_size": 384}
+    cfg = {"embed_dim": 24, "custom_text": True, "vision_cfg": vision, "text_cfg": OPEN_CLIP_TEXT}
+    return _save_open_clip(folder, cfg, resize_mode="squash", interpolation="bilinear")
 
 
 def open_clip_with_roberta(folder: Path) -> Library:

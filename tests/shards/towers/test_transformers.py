@@ -5,9 +5,9 @@ import shutil
 import library_checkpoints as checkpoints
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_tokenizers import ODD_CAPTIONS, padded
-from tower_checks import check_against, check_every_cut, check_every_part_matters, make_batch
+from tower_checks import check_against, check_every_cut, check_every_part_matters, check_refused, make_batch
 
 from embedder.steps.caption_encoder import CaptionEncoder
 from shards.convert import import_checkpoint
@@ -88,6 +88,22 @@ def test_names_of_the_classes_and_those_of_published_files_give_the_same_model(i
     save_file({name: each.contiguous() for name, each in tensors.items()}, own / "model.safetensors")
     import_checkpoint(own, tmp_path / "model")
     assert model_fingerprint(tmp_path / "model") == model_fingerprint(imported / "model")
+
+
+@pytest.mark.parametrize("imported", [checkpoints.tipsv2], indirect=True)
+def test_a_temperature_becomes_the_scale_of_the_logits(imported, tmp_path):
+    temperature = load_file(imported / "checkpoint/model.safetensors")["temperature"]
+    scale = load_file(imported / "model/model.safetensors")["logit_scale"]
+    assert scale.exp() * temperature == pytest.approx(1, abs=1e-6)
+    own = shutil.copytree(imported / "checkpoint", tmp_path / "own")
+    tensors = load_file(own / "model.safetensors")
+    for bad, message in ((torch.tensor(-0.1), "temperature = -0.1.*above 0"), (torch.tensor(float("nan")), "NaN|nan")):
+        save_file(tensors | {"temperature": bad}, own / "model.safetensors")
+        check_refused(import_checkpoint, own, tmp_path / "model", message)
+    del tensors["temperature"]  # as published
+    save_file(tensors, own / "model.safetensors")
+    import_checkpoint(own, tmp_path / "model")
+    assert "logit_scale" not in load_file(tmp_path / "model/model.safetensors")
 
 
 def test_every_cut_gives_the_bits_of_the_unsplit_towers(imported, batch):
