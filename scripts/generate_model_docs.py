@@ -22,7 +22,8 @@ from shards.towers.tower_kinds import TextTower, VisionTower
 PAGE = Path(__file__).parents[1] / "docs/models.md"
 BLOCK = re.compile(r"(?<=<!-- table -->\n).*(?=<!-- end of the table -->)", re.DOTALL)
 COLUMNS = (
-    "model", "`embedder model import` of", "image, px", "its tokens", "caption tokens", "parameters", "three stages"
+    "model", "`embedder model import` of", "image, px", "its tokens", "caption tokens", "languages", "parameters", "licence",
+    "three stages",
 )  # fmt: skip
 
 
@@ -53,7 +54,8 @@ def _cells(name: str) -> list[str]:
     model = PUBLISHED[name]
     with TemporaryDirectory() as folder:
         config = model.describe(Path(folder))
-    return [name, _source(model), *_sizes(config), _cut(config)]
+    *sizes, parameters = _sizes(config)
+    return [name, _source(model), *sizes, model.languages, parameters, model.licence, _cut(config)]
 
 
 def _source(model: PublishedModel) -> str:

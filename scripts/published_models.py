@@ -22,6 +22,8 @@ class PublishedModel:
     config: Mapping[str, Any] | None = None  # what is in its config.json, of a model of transformers
     open_clip: str | None = None  # name of open_clip's configuration of it
     timm: str | None = None  # timm's name of it, with its weights' tag
+    licence: str = ""  # of the weights
+    languages: str = ""  # that its captions were in
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True)

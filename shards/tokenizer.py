@@ -52,7 +52,7 @@ def check_tokenizer(tokenizer: Any, text: TextTower, where: str) -> None:
             f"{where}: the tokeniser doesn't pad, and a {text.label} tower takes captions padded to one length; "
             f'give its {TOKENIZER_FILE} a padding of the strategy "Fixed"'
         )
-    if not ids:
+    if not ids and text.needs_special_tokens:
         raise ModelError(
             f"{where}: the tokeniser adds no [CLS] to a caption; give its {TOKENIZER_FILE} a post-processor that does"
         )

@@ -56,7 +56,8 @@ class CaptionEncoder:
     def read(self, caption: str) -> ReadCaption:
         """Return token ids with the special tokens, and how much of the caption they are of."""
         found = self._tokenizer.encode(self._prompt + caption[:MAX_CHARACTERS])
-        ids = np.array(found.ids, np.int32)
+        # A tokeniser without special tokens gives none for what it drops, and a tower takes one at least.
+        ids = np.array(found.ids or [0], np.int32)
         ends: Any = () if self._end_id is None else np.flatnonzero(ids == self._end_id)
         num_kept = int(ends[0]) + 1 if len(ends) else len(ids)
         is_whole = not found.overflowing and len(caption) <= MAX_CHARACTERS

@@ -144,13 +144,24 @@ def _describe_found(folder: Path, tree: dict[str, Any]) -> str:
     if (folder / DELTA_FILE).is_file():
         return f"this is a delta; make a model of it with `embedder model apply-delta BASE {folder} --out DIR`"
     if "model_type" in tree:
-        return f"{CONFIG_FILE} says model_type = {tree['model_type']!r}"
+        return f"{CONFIG_FILE} says model_type = {tree['model_type']!r}{_describe_own_code(tree)}"
     if tree:
         return f"{CONFIG_FILE} has neither model_type nor architecture"
     if (weights := find_weight_file(folder)) is not None:
         return f"found {weights.name} and no {CONFIG_FILE}: {weights_hint(weights)}"
     names = ", ".join(sorted(each.name for each in folder.iterdir())[:MAX_LISTED])
     return f"found no {CONFIG_FILE} and no {OPEN_CLIP_FILE}, but {describe_foreign(folder) or names or 'nothing'}"
+
+
+def _describe_own_code(tree: dict[str, Any]) -> str:
+    """Say that a model's code lies in its own repository, and what could run it; nothing for other models."""
+    named = tree.get("auto_map")
+    if not isinstance(named, dict) or not named:
+        return ""
+    return (
+        f", a model of its own repository's code ({next(iter(named.values()))}), which is never run; it would need a "
+        "class of transformers, timm or open_clip, or run it from a program of yours (docs/servables.md)"
+    )
 
 
 def _describe_taken() -> str:

@@ -26,7 +26,7 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 # Settings and extra steps that image processor classes may have.
 _CLASS_KEYS = (
     *("size", "crop_size", "do_center_crop", "default_to_square", "resample", "image_mean", "image_std"),
-    *("patch_size", "max_num_patches", "merge_size", "temporal_patch_size"),
+    *("do_normalize", "patch_size", "max_num_patches", "merge_size", "temporal_patch_size"),
 )
 _STEPS = ("_preprocess", "resize", "center_crop", "rescale", "normalize", "rescale_and_normalize")
 # DINOv3's resizes floats, without rounding to 8 bits in between; ours rounds. Siglip2's cuts images into patches, as we

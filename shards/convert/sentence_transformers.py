@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from pydantic import ValidationError
+
 from shards.file_schema import parse_json, read_json
 from shards.model_config import CONFIG_FILE, Projection
 from shards.model_errors import ModelError
@@ -90,7 +92,10 @@ class SentenceModel:
         if not isinstance(tower, TextEncoderTower) or "pool" not in type(tower).model_fields:
             _refuse(self.root, f"Pooling over a {tower.label} tower", "give a model whose texts alone are pooled")
         pool = self.pools if len(self.pools) > 1 else self.pools[0]
-        return tower.model_validate(tower.model_dump() | {"pool": pool})
+        try:
+            return tower.model_validate(tower.model_dump() | {"pool": pool})
+        except ValidationError:
+            _refuse(self.root, f"the pooling {pool} over a {tower.label} tower", "give a model with its own pooling")
 
     def check_unpooled(self, *towers: Tower) -> None:
         """Raise a ModelError unless the vectors of a model of two towers are the checkpoint's own."""

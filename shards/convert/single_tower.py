@@ -136,7 +136,8 @@ def _model(
 
 def bare_names(files: Mapping[str, Path]) -> dict[str, tuple[str, Path]]:
     """Return each tensor's name in the checkpoint and its file, by its name inside the tower that has embeddings."""
-    found = sorted(f".{name}".partition(".embeddings.")[0] for name in files if ".embeddings." in f".{name}")
+    marks = (".embeddings.", ".embed_tokens.")
+    found = sorted(f".{name}".partition(mark)[0] for mark in marks for name in files if mark in f".{name}")
     prefix = f"{found[0]}.".removeprefix(".") if found else ""
     return {name.removeprefix(prefix): (name, path) for name, path in files.items()}
 

@@ -16,7 +16,7 @@ from shards.file_schema import describe, read_json
 from shards.model_config import CONFIG_FILE, ModelConfig, find_model_folder
 from shards.model_errors import ModelError
 from shards.saving import staged_model, write_weights
-from shards.tensor_shapes import OPTIONAL_SHAPES, model_shapes
+from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
 from shards.towers.base import ModelClass, Shape, Tower, TowerImport
 from shards.towers.from_transformers import parse_config
 from shards.towers.registry import CLASSES, IMPORTS
@@ -25,6 +25,11 @@ from shards.weights import CHECKPOINT_CURE, POSITIONS_CURE, check_shape, stored_
 
 if TYPE_CHECKING:
     import torch
+
+PUBLISHED = "_encoder."
+"""End of each side's prefix in TIPSv2's published files; in all others it is `_model.`."""
+TEMPERATURE = "temperature"
+"""TIPSv2's tensor of what logits are divided by; others have the logarithm of a factor."""
 
 Towers = Mapping[str, tuple[Tower, str]]
 """The tower of each side, and the `model_type` that it was read as."""
@@ -82,6 +87,7 @@ def _import_config(
             embedding_dim=tree.get("projection_dim", 512) if model_class.has_projections else vision.dim,
             projection_bias=not model_class.has_projections,
             vision_projection="linear" if model_class.has_projections else "none",
+            text_projection="linear" if model_class.has_projections or IMPORTS[types["text"]].has_projection else "none",
             vision=resize_tower(vision, preprocess.image_size),
             text=text,
             preprocess=preprocess,
@@ -136,8 +142,8 @@ def read_tower(model_type: str, side: str, section: Mapping[str, Any], names: fr
 
 def below(names: Iterable[str], side: str) -> frozenset[str]:
     """Return the tensor names of one side, without its prefix."""
-    prefix = f"{side}_model."
-    return frozenset(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+    prefixes = (f"{side}_model.", f"{side}{PUBLISHED}")
+    return frozenset(name.partition(".")[2] for name in names if name.startswith(prefixes))
 
 
 def their_names(name: str, types: Mapping[str, str], names: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
@@ -159,9 +165,13 @@ def _import_tensors(
     """Yield the model's tensors in order; `towers` are those at the checkpoint's own image size."""
     names = {side: below(files, side) for side in types}
     shapes = model_shapes(config) | {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
-    theirs = {name: their_names(name, types, names) for name in shapes}
-    ignored = tuple(f"{side}_model.{prefix}" for side in types for prefix in IMPORTS[types[side]].ignored)
-    check_all_used(files, {their for each in theirs.values() for their in each}, ignored, types)
+    end = PUBLISHED if any(name.startswith(f"vision{PUBLISHED}") for name in files) else "_model."
+    theirs = {
+        name: tuple(each.replace("_model.", end, 1) for each in their_names(name, types, names)) for name in shapes
+    }
+    ignored = tuple(f"{side}{end}{prefix}" for side in types for prefix in IMPORTS[types[side]].ignored)
+    used = {their for each in theirs.values() for their in each}
+    check_all_used(files, used | {TEMPERATURE}, ignored, types)
     for name, shape in shapes.items():
         side, _, inner = name.partition(".")
         if side in types:
@@ -169,6 +179,18 @@ def _import_tensors(
             yield name, import_tensor(files, theirs[name], shape, IMPORTS[types[side]], inner, stored)
         else:
             yield name, joined_tensor(files, theirs[name], shape)
+    if TEMPERATURE in files:
+        yield LOGIT_SCALE, _scale_of(files)
+
+
+def _scale_of(files: Mapping[str, Path]) -> torch.Tensor:
+    """Return the logarithm of the factor of logits; raises a ModelError for a temperature that has none."""
+    temperature = joined_tensor(files, (TEMPERATURE,), ())
+    if not float(temperature) > 0:
+        raise ModelError(
+            f"{files[TEMPERATURE]}: {TEMPERATURE} = {float(temperature)}: expected one above 0; fetch the model again"
+        )
+    return -temperature.log()
 
 
 def check_all_used(
@@ -198,7 +220,7 @@ def import_tensor(
     """
     if stored_at is not None and stored_at != shape:
         table = import_tensor(files, theirs, stored_at, found, name)
-        return resample_positions(table, shape, antialias=found.positions == "antialiased")
+        return resample_positions(table, shape, found.positions)
     if name in found.flattened:
         return joined_tensor(files, theirs, (prod(shape[:-1]), shape[-1])).reshape(shape)
     if name not in found.combined:
@@ -224,10 +246,11 @@ def resize_tower(tower: VisionTower, image_size: int) -> VisionTower:
     return tower.model_validate(tower.model_dump() | {"image_size": image_size})
 
 
-def resample_positions(table_1LD: torch.Tensor, shape: Shape, *, antialias: bool) -> torch.Tensor:
-    """Resample a square table of positions, class token (if any) first; `antialias` filters a smaller table.
+def resample_positions(table_1LD: torch.Tensor, shape: Shape, positions: str) -> torch.Tensor:
+    """Resample a square table of positions, class token (if any) first; `positions` as in `TowerImport`.
 
-    Source: transformers 5.23, `interpolate_pos_encoding` of Dinov2Embeddings and Dinov2WithRegistersEmbeddings.
+    Source: transformers 5.23, `interpolate_pos_encoding` of Dinov2Embeddings, Dinov2WithRegistersEmbeddings and
+    Tipsv2VisionEmbeddings.
     """
     import torch
 
@@ -235,7 +258,11 @@ def resample_positions(table_1LD: torch.Tensor, shape: Shape, *, antialias: bool
     num_prefix = table_1LD.shape[1] - side**2
     patches_1DHW = table_1LD[:, num_prefix:].mT.reshape(1, -1, side, side)
     resampled_1DHW = torch.nn.functional.interpolate(
-        patches_1DHW.float(), size=(new_side, new_side), mode="bicubic", align_corners=False, antialias=antialias
+        patches_1DHW.float(),
+        size=(new_side, new_side),
+        mode="bilinear" if positions == "linear" else "bicubic",
+        align_corners=False,
+        antialias=positions in ("antialiased", "linear"),
     )
     return torch.cat((table_1LD[:, :num_prefix], resampled_1DHW.to(table_1LD.dtype).flatten(2).mT), 1)
 

@@ -80,7 +80,7 @@ class TowerImport:
             parts, so (0, 1, 3) is the first third. All rows where no entry matches.
         combined: by our name, the function that computes our tensor where joining isn't enough.
         positions: how transformers adapts positions to another image size: not at all, by rotation, or by resampling
-            the table with or without antialiasing.
+            the table, bicubically with or without antialiasing, or linearly with it.
         flattened: our names of tensors that the checkpoint stores as a matrix (all dimensions but the last are one).
         has_pooled_output: whether the checkpoint's class pools; if not, transformers' dual-encoder class can't use it.
     """
@@ -92,7 +92,7 @@ class TowerImport:
     has_projection: bool = False
     rows: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     combined: Mapping[str, Callable[[list[torch.Tensor]], torch.Tensor]] = field(default_factory=dict)
-    positions: Literal["fixed", "rotary", "resampled", "antialiased"] = "fixed"
+    positions: Literal["fixed", "rotary", "resampled", "antialiased", "linear"] = "fixed"
     flattened: tuple[str, ...] = ()
     has_pooled_output: bool = True
 
@@ -123,7 +123,7 @@ class OneTowerImport:
 class ModelClass:
     """A class of transformers with two towers; a `model_type` is None where the configuration names it.
 
-    Without projections (`has_projections`), the text tower's own is the only one.
+    Without projections (`has_projections`), the text tower's own is the only one, if it has one.
     """
 
     vision_type: str | None = None

@@ -93,9 +93,12 @@ class PreNormTextTower(TextEncoderTower):
         import torch
 
         rows = torch.arange(x_FLD.shape[0], device=x_FLD.device)
-        last = x_FLD[rows, layout.num_tokens - 1]
-        pooled: torch.Tensor = module.final_layer_norm(last.float())
-        return pooled
+        return self.run_last_norm(module, x_FLD[rows, layout.num_tokens - 1].float())
+
+    def run_last_norm(self, module: Any, last_FD: torch.Tensor) -> torch.Tensor:
+        """Run the last norm on the last token of each caption."""
+        normed: torch.Tensor = module.final_layer_norm(last_FD)
+        return normed
 
     def reference(
         self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None

@@ -70,7 +70,7 @@ def vision_fields(theirs: Any, where: Path, mlp_width: int | None = None) -> dic
         "depth": theirs.num_hidden_layers,
         "num_heads": theirs.num_attention_heads,
         "mlp_ratio": mlp_ratio(theirs.hidden_size, theirs.intermediate_size if mlp_width is None else mlp_width),
-        "norm_eps": theirs.layer_norm_eps,
+        "norm_eps": theirs.rms_norm_eps if hasattr(theirs, "rms_norm_eps") else theirs.layer_norm_eps,
     }
 
 

@@ -8,7 +8,9 @@ from pydantic import Discriminator, Tag
 
 from shards.file_schema import FAMILY_TAG
 from shards.towers import (
+    aimv2,
     albert,
+    altclip,
     bert,
     chinese_clip,
     clip,
@@ -19,7 +21,9 @@ from shards.towers import (
     modernbert,
     naflex,
     qwen3_vl,
+    rotary_text,
     siglip,
+    tipsv2,
     vit,
     vit_imports,
 )
@@ -29,7 +33,9 @@ from shards.towers.tower_kinds import TextTower, VisionTower
 from shards.towers.vit import VitTower
 
 MODULES = (
+    aimv2,
     albert,
+    altclip,
     bert,
     chinese_clip,
     clip,
@@ -40,7 +46,9 @@ MODULES = (
     modernbert,
     naflex,
     qwen3_vl,
+    rotary_text,
     siglip,
+    tipsv2,
     vit,
     vit_imports,
 )

@@ -31,7 +31,7 @@ TokenPoolings = TokenPooling | SeveralPoolings
 TextPooling = Literal["pooler"] | TokenPoolings
 
 # Heads of transformers' classes that an encoder doesn't need, and tables that follow from the shapes.
-_IGNORED = ("classifier.", "qa_outputs.", "embeddings.position_ids", "embeddings.token_type_ids")
+IGNORED = ("classifier.", "qa_outputs.", "embeddings.position_ids", "embeddings.token_type_ids")
 
 
 class TextEncoderTower(TextTower):
@@ -179,10 +179,10 @@ class TextEncoderTower(TextTower):
         if self.pool == "pooler":
             return self.run_pooler(module, x_FLD[:, 0].float())
         if isinstance(self.pool, str):
-            return _pool(self.pool, x_FLD.float(), layout)
+            return pool_by(self.pool, x_FLD.float(), layout)
         import torch
 
-        return torch.cat([_pool(each, x_FLD.float(), layout) for each in self.pool], dim=1)
+        return torch.cat([pool_by(each, x_FLD.float(), layout) for each in self.pool], dim=1)
 
     def run_pooler(self, module: Any, first_FD: torch.Tensor) -> torch.Tensor:
         """Run the pooler, dense and tanh, on the first token of each caption."""
@@ -208,7 +208,7 @@ class TextEncoderTower(TextTower):
         module.set_attn_implementation("eager")
 
 
-def _pool(kind: TokenPooling, x_RTD: torch.Tensor, layout: Any) -> torch.Tensor:
+def pool_by(kind: TokenPooling, x_RTD: torch.Tensor, layout: Any) -> torch.Tensor:
     """Pool in one way; (R, T, D) to (R, D). Source: sentence-transformers 6.2, `Pooling`."""
     import torch
 
@@ -256,7 +256,7 @@ def encoder_import(
         found_pool = "pooler" if not names or any(name.startswith("pooler.") for name in names) else "mean"
         return check_settings(family, where, theirs, expected or {}, **fields, pool=pool or found_pool)
 
-    ignored = (*_IGNORED, *ignored)
+    ignored = (*IGNORED, *ignored)
     return TowerImport(config_class, read, encoder_names, ignored=ignored, has_pooled_output=has_pooled_output)
 
 

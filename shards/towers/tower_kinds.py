@@ -162,6 +162,11 @@ class TextTower(Tower):
         return False
 
     @property
+    def needs_special_tokens(self) -> bool:
+        """Whether the tokeniser must add tokens of its own, so that a caption without known words has one."""
+        return True
+
+    @property
     @abstractmethod
     def padding_id(self) -> int:
         """Token id that captions are padded with."""

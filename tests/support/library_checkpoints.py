@@ -92,20 +92,39 @@ def read_pair(folder: Path, **padding: Any) -> Library:
     )
 
 
+CLIP_MERGES = [("c", "a"), ("ca", "r</w>"), ("r", "e"), ("re", "d</w>")]
+
+
+def _clip_tokens() -> list[str]:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = ("".join(pair) for pair in CLIP_MERGES)
+    return [*letters, *(f"{letter}</w>" for letter in letters), *pairs, "<|startoftext|>", "<|endoftext|>"]
+
+
 def clip(folder: Path) -> Library:
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPTokenizer
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("c", "a"), ("ca", "r</w>"), ("r", "e"), ("re", "d</w>")]
-    tokens = [*letters, *(f"{letter}</w>" for letter in letters), *("".join(pair) for pair in merges)]
-    tokens += ["<|startoftext|>", "<|endoftext|>"]
+    tokens = _clip_tokens()
     ids = {"vocab_size": len(tokens), "bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1}
     text = SMALL_TEXT | ids | {"max_position_embeddings": MAX_TOKENS}
     save_all(
         folder,
         make("CLIPModel", CLIPConfig(text_config=text, vision_config=WIDE_VISION, projection_dim=24)),
         CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=square(SIZE)),
-        limited(CLIPTokenizer(vocab={token: number for number, token in enumerate(tokens)}, merges=merges)),
+        limited(CLIPTokenizer(vocab={token: number for number, token in enumerate(tokens)}, merges=CLIP_MERGES)),
+    )
+    return read_pair(folder)
+
+
+def aimv2(folder: Path) -> Library:
+    from transformers import Aimv2Config, CLIPImageProcessor
+
+    clip(folder)  # has the tokeniser
+    text = SMALL_TEXT | {"vocab_size": len(_clip_tokens()), "eos_token_id": len(_clip_tokens()) - 1}
+    save_all(
+        folder,
+        make("Aimv2Model", Aimv2Config(text_config=text, vision_config=WIDE_VISION, projection_dim=24)),
+        CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=square(SIZE)),
     )
     return read_pair(folder)
 
@@ -140,6 +159,24 @@ def _read_unmasked(folder: Path) -> Library:
     return read_pair(folder, padding="max_length", max_length=LENGTH)
 
 
+def tipsv2(folder: Path, **vision: Any) -> Library:
+    """Its images are smaller than its table of positions, so that transformers resamples that at each call."""
+    from transformers import Tipsv2Config, Tipsv2ImageProcessor
+
+    sizes = SMALL_VISION | {"hidden_size": 32, "image_size": 48, "mlp_ratio": 2, "num_register_tokens": 2} | vision
+    save_all(
+        folder,
+        make("Tipsv2Model", Tipsv2Config(text_config=SMALL_TEXT, vision_config=sizes)),
+        Tipsv2ImageProcessor(size=square(SIZE)),
+        limited(tiny_tokenizers.pieces_alone()),
+    )
+    return read_pair(folder, padding="max_length", max_length=MAX_TOKENS)
+
+
+def tipsv2_gated(folder: Path) -> Library:
+    return tipsv2(folder, use_swiglu_ffn=True)
+
+
 def chinese_clip(folder: Path) -> Library:
     from transformers import ChineseCLIPConfig, ChineseCLIPImageProcessor
 
@@ -149,6 +186,19 @@ def chinese_clip(folder: Path) -> Library:
         make("ChineseCLIPModel", config),
         ChineseCLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=square(SIZE)),
         limited(tiny_tokenizers.wordpiece()),
+    )
+    return read_pair(folder)
+
+
+def altclip(folder: Path) -> Library:
+    from transformers import AltCLIPConfig, CLIPImageProcessor
+
+    text = SMALL_TEXT | {"project_dim": 28, "pad_token_id": 1}
+    save_all(
+        folder,
+        make("AltCLIPModel", AltCLIPConfig(text_config=text, vision_config=WIDE_VISION, projection_dim=20)),
+        CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=square(SIZE)),
+        limited(tiny_tokenizers.unigram()),
     )
     return read_pair(folder)
 
@@ -286,6 +336,18 @@ def timm_eva(folder: Path) -> Library:
     return timm_vit(folder, "eva02_tiny_patch14_224")
 
 
+def timm_aimv2(folder: Path) -> Library:
+    return timm_vit(folder, "aimv2_large_patch14_224")
+
+
+def timm_tipsv2(folder: Path) -> Library:
+    return timm_vit(folder, "vit_base_patch14_reg1_tipsv2")
+
+
+def timm_pe(folder: Path) -> Library:
+    return timm_vit(folder, "vit_pe_core_tiny_patch16_384", ref_feat_shape=(4, 4))
+
+
 def text_tower(folder: Path, name: str, tokenizer: Any, **settings: Any) -> Library:
     """Save a text tower of transformers, and read it.
 
@@ -306,7 +368,8 @@ def text_tower(folder: Path, name: str, tokenizer: Any, **settings: Any) -> Libr
         inputs = tokens(captions, padding=True, truncation=True, return_tensors="pt")
         out, mask = model(**inputs), inputs["attention_mask"][..., None]
         mean = (out.last_hidden_state * mask).sum(1) / mask.sum(1)
-        return getattr(out, "pooler_output", mean)  # of a DistilBERT or ModernBERT
+        pooled = getattr(out, "pooler_output", None)
+        return mean if pooled is None else pooled  # a DistilBERT, a ModernBERT and others have none
 
     return Library(texts=texts)
 
@@ -327,6 +390,19 @@ def modernbert(folder: Path) -> Library:
     ids = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
     windows = {"local_attention": 8, "global_attn_every_n_layers": 2, "classifier_pooling": "mean"}
     return text_tower(folder, "ModernBert", tiny_tokenizers.wordpiece(), **SMALL_TEXT, **ids, **windows)
+
+
+def nomic_bert(folder: Path) -> Library:
+    return text_tower(folder, "NomicBert", tiny_tokenizers.wordpiece(), **SMALL_TEXT)
+
+
+def jina_embeddings_v3(folder: Path) -> Library:
+    return text_tower(folder, "JinaEmbeddingsV3", tiny_tokenizers.unigram(), **SMALL_TEXT, pad_token_id=1)
+
+
+def eurobert(folder: Path) -> Library:
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "mask_token_id": 4, "num_key_value_heads": 2}
+    return text_tower(folder, "EuroBert", tiny_tokenizers.byte_level_bpe(), **SMALL_TEXT, **ids)
 
 
 def distilbert(folder: Path) -> Library:
@@ -371,6 +447,13 @@ def open_clip_with_timm(folder: Path) -> Library:
     vision = {"timm_model_name": "test_vit", "timm_pool": "avg", "timm_proj": "linear", "image_size": 160}
     cfg = {"embed_dim": 24, "custom_text": True, "vision_cfg": vision, "text_cfg": OPEN_CLIP_TEXT}
     return _save_open_clip(folder, cfg, resize_mode="longest")
+
+
+def open_clip_pe(folder: Path) -> Library:
+    """PE-Core's form: an Eva with attention pooling, whose classifier is the projection."""
+    vision = {"timm_model_name": "vit_pe_core_tiny_patch16_384", "timm_pool": "map", "timm_proj": None, "image_size": 384}
+    cfg = {"embed_dim": 24, "custom_text": True, "vision_cfg": vision, "text_cfg": OPEN_CLIP_TEXT}
+    return _save_open_clip(folder, cfg, resize_mode="squash", interpolation="bilinear")
 
 
 def open_clip_with_roberta(folder: Path) -> Library:

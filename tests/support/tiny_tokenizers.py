@@ -56,6 +56,19 @@ def unigram() -> Any:
     return XLMRobertaTokenizer(vocab=[*pieces, ("<mask>", 0.0)])
 
 
+def pieces_alone() -> Any:
+    """TIPSv2's tokeniser: SentencePiece's BPE in lower case, with bytes for unknown letters and no token at the ends."""
+    from transformers import Tipsv2Tokenizer
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer.train_from_iterator(CAPTIONS, trainers.BpeTrainer(vocab_size=310, special_tokens=special))
+    merges = [tuple(pair) for pair in _model(tokenizer)["merges"]]
+    return Tipsv2Tokenizer(vocab=tokenizer.get_vocab(), merges=merges)
+
+
 def _model(tokenizer: Tokenizer) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     return content

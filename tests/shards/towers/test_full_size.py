@@ -1,6 +1,7 @@
 """Published models at full size, without weights: our shapes against the library's model on the meta device, plans."""
 
 import json
+from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from shards.convert import import_checkpoint, import_config
 from shards.convert.open_clip_config import read_open_clip_config
 from shards.convert.open_clip_model import open_clip_sources
 from shards.convert.open_clip_towers import read_text, read_vision
-from shards.convert.transformers_model import below, their_names
+from shards.convert.transformers_model import TEMPERATURE, below, their_names
 from shards.costs import weight_bytes
 from shards.model_config import load_model_config
 from shards.model_errors import ModelError
@@ -56,11 +57,12 @@ def folder_of(tmp_path_factory):
 
 
 class Place(NamedTuple):
-    """Where one of our tensors comes from: names of the library's, which rows, and whether as (in, out)."""
+    """Where one of our tensors comes from: names of the library's, which rows, whether as (in, out), and computed how."""
 
     names: tuple[str, ...]
     rows: tuple[int, int, int] | None = None
     is_transposed: bool = False
+    combine: Callable[[list[torch.Tensor]], torch.Tensor] | None = None
 
 
 def on_meta(build):
@@ -87,8 +89,12 @@ def of_transformers(folder, ours):
         return theirs, places, found.ignored
     types = {side: each or tree[f"{side}_config"]["model_type"] for side, each in CLASSES[kind].types.items()}
     names = {side: below(theirs, side) for side in types}
-    rows = {name: IMPORTS[types[name.partition(".")[0].removesuffix("_head")]].rows_of(name) for name in ours}
-    places = {name: Place(their_names(name, types, names), rows[name]) for name in ours}
+    found = {name: IMPORTS[types[name.partition(".")[0].removesuffix("_head")]] for name in ours}
+    combined = {name: each.combined.get(name.partition(".")[2]) for name, each in found.items()}
+    places = {
+        name: Place(their_names(name, types, names), each.rows_of(name), combine=combined[name])
+        for name, each in found.items()
+    }
     return theirs, places, tuple(f"{side}_model.{each}" for side in types for each in IMPORTS[types[side]].ignored)
 
 
@@ -122,7 +128,9 @@ def test_names_and_shapes_are_the_librarys(name, folder_of):
     assert places.keys() == ours.keys()
     for our_name, place in places.items():
         shapes = [theirs[each] for each in place.names]
-        if shapes:
+        if place.combine is not None:
+            assert place.combine([torch.empty(shape, device="meta") for shape in shapes]).shape == ours[our_name]
+        elif shapes:
             first, stop, parts = place.rows or (0, 1, 1)
             joined = (sum(shape[0] for shape in shapes) * (stop - first) // parts, *shapes[0][1:])
             expected = without_ones(joined[::-1] if place.is_transposed else joined)
@@ -133,7 +141,7 @@ def test_names_and_shapes_are_the_librarys(name, folder_of):
                 found = (prod(found[:-1]), found[-1])
             assert without_ones(found) == expected, our_name
     used = {each for place in places.values() for each in place.names}
-    assert [each for each in theirs if each not in used | OPTIONAL_SHAPES.keys() and not each.startswith(ignored)] == []
+    assert [each for each in theirs if each not in used | OPTIONAL_SHAPES.keys() | {TEMPERATURE} and not each.startswith(ignored)] == []
 
 
 def without_ones(shape):

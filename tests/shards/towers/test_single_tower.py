@@ -115,6 +115,11 @@ def test_a_folder_that_claims_another_family_is_refused(tmp_path):
     ("files", "message"),
     [
         ({"config.json": '{"model_type": "gpt2"}'}, "says model_type = 'gpt2'; .*clip.*vit.*open_clip_conf"),
+        (
+            {"config.json": '{"model_type": "jina_clip", "auto_map": {"AutoModel": "modeling_clip.JinaCLIPModel"}}'},
+            "model_type = 'jina_clip', a model of its own repository's code .modeling_clip.JinaCLIPModel., which is "
+            "never run; it would need a class of transformers, timm or open_clip, or run it from a program of yours",
+        ),
         ({"config.json": '{"hidden_size": 3}'}, "config.json has neither model_type nor architecture"),
         ({"notes.txt": ""}, "found no config.json and no open_clip_config.json, but notes.txt"),
         ({"config.json": '{"format_version": 1}'}, "this is a model folder already"),
