@@ -36,7 +36,7 @@ class AltClipTextTower(RobertaTower):
     num_attention_heads: int = Field(16, ge=1)
     intermediate_size: int = Field(4096, ge=1)
     project_dim: int = Field(768, ge=1, description="width of a caption's vector before the projection")
-    pool: Literal["cls"] = "cls"  # type: ignore[assignment]
+    pool: Literal["cls"] = "cls"
 
     @property
     def pooled_dim(self) -> int:
