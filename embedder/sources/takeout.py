@@ -60,11 +60,11 @@ def match_names(names: Iterable[str]) -> dict[str, str]:
         of_stem.setdefault((_stem(title), number), []).append(title)
     found, by_cut = {}, dict[str, set[str]]()
     for name in pictures:
-        key = next((key for key in _keys(name, of_stem) if key in whole), None)
+        key = next((key for key in _list_keys(name, of_stem) if key in whole), None)
         if key is not None:
             found[name] = whole[key]
-        elif (json := next((cut[key] for key in _cut_keys(name) if key in cut), None)) is not None:
-            by_cut.setdefault(json, set()).add(_original(name)[0])
+        elif (json := next((cut[key] for key in _list_cut_keys(name) if key in cut), None)) is not None:
+            by_cut.setdefault(json, set()).add(_find_original(name)[0])
             found[name] = json
     return {name: json for name, json in found.items() if len(by_cut.get(json, ())) < 2}
 
@@ -84,13 +84,13 @@ def _note_json(name: str, whole: dict[Key, str], cut: dict[Key, str]) -> None:
         cut[title, number] = name
 
 
-def _keys(name: str, of_stem: dict[Key, list[str]]) -> Iterator[Key]:
+def _list_keys(name: str, of_stem: dict[Key, list[str]]) -> Iterator[Key]:
     """Yield what a picture's `.json` may be for, the surest first."""
     yield name, None
     stem, number = _split_number(_stem(name))
     suffix = name[len(_stem(name)) :]
     yield stem + suffix, number
-    original, number = _original(name)
+    original, number = _find_original(name)
     yield original + suffix, number
     is_clip = suffix.lower() in CLIPS
     if not is_clip and original == stem:
@@ -102,7 +102,7 @@ def _keys(name: str, of_stem: dict[Key, list[str]]) -> Iterator[Key]:
             yield titles[0], number
 
 
-def _original(name: str) -> Key:
+def _find_original(name: str) -> Key:
     """Return the stem of the picture that a name is an edited copy of, or its own, and the copy number."""
     stem, number = _split_number(_stem(name))
     for word in EDITED:
@@ -116,11 +116,11 @@ def _original(name: str) -> Key:
     return stem, number
 
 
-def _cut_keys(name: str) -> Iterator[Key]:
+def _list_cut_keys(name: str) -> Iterator[Key]:
     stem, number = _split_number(_stem(name))
     suffix = name[len(_stem(name)) :]
     yield (stem + suffix)[:MAX_JSON_STEM], number
-    original, number = _original(name)
+    original, number = _find_original(name)
     if original != stem or suffix.lower() in CLIPS:
         for each in (suffix, ".HEIC", ".heic", ".JPG", ".jpg"):
             yield (original + each)[:MAX_JSON_STEM], number
