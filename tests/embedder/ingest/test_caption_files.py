@@ -139,5 +139,6 @@ def test_descriptions_of_takeout_come_to_a_store_that_exists_where_asked(make_ru
     assert not [line for line in said if "without a caption" in line]
     assert after["pictures/0001.png", 0]["caption"] == "a red & blue car"
     assert after["pictures/0003.png", 0]["caption"] is None
-    for key, row in before.items():
-        assert after[key]["image_embedding"] == row["image_embedding"]
+    assert before.keys() == after.keys()
+    for key in before.keys() - {("pictures/0001.png", 0)}:
+        assert after[key]["image_embedding"] == before[key]["image_embedding"]
