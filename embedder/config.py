@@ -117,6 +117,9 @@ class CaptionsConfig(ConfigSection):
     columns: tuple[str, ...] = Field(
         (), description="keys of the `.json` files that are copied into the embeddings table, as carryover is"
     )
+    takeout: bool = Field(
+        False, description="the `description` of Google Takeout's `.json` is the caption of a picture without another"
+    )
 
 
 def check_source_names(sources: tuple[SourceConfig, ...]) -> None:

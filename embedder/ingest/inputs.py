@@ -262,6 +262,7 @@ def _list_items(
         alone=model.config.vision is None if asked == "auto" else asked,
         is_kept=_KeptCaptions(files, current) if asked == "auto" else None,
         columns=sources.captions.columns,
+        takeout=sources.captions.takeout,
     )
     return list_items(sources, files, may_be_empty=may_be_empty, captions=rules)
 

@@ -1,6 +1,7 @@
 """Captions in files: plain text, or one key of a JSON object."""
 
 import codecs
+import html
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from embedder.storage.printable import readable
 from shards.file_schema import parse_json
 
 MAX_CAPTION_BYTES = 1 << 20
+TAKEOUT_KEY = "photoTakenTime"
 JSON_KEYS = ("caption", "text", "description", "alt_text", "alt", "prompt")
 """Keys of a `.json` that may hold its caption; the first non-null one counts. `title` is missing because photo services
 export the file's name there.
@@ -26,12 +28,14 @@ class CaptionRules:
 
     `alone`: a caption without an image or video is an item. `is_kept` takes an item id and decides whether such a
     caption stays in any case: True, as an item of the store; False, as a record that it is no item; None, the store
-    doesn't know it. `columns`: keys of `.json` files whose values are carried over.
+    doesn't know it. `columns`: keys of `.json` files whose values are carried over. `takeout`: Google
+    Takeout's `.json` is the caption of a picture without another one.
     """
 
     alone: bool = True
     is_kept: Callable[[str], bool | None] | None = None
     columns: tuple[str, ...] = ()
+    takeout: bool = False
 
 
 ANY_CAPTION = CaptionRules()
@@ -45,7 +49,9 @@ def read_caption(caption_uri: str) -> str:
     path, part = split_uri(caption_uri)
     name, data = _content(caption_uri, path, part if isinstance(part, TarMember) else None)
     if name.lower().endswith(".json"):
-        return caption_in(json_object(data, caption_uri), caption_uri)
+        tree = json_object(data, caption_uri)
+        caption = caption_in(tree, caption_uri)
+        return html.unescape(caption).strip() if TAKEOUT_KEY in tree else caption  # Takeout writes entities
     return decode_text(data, caption_uri)
 
 

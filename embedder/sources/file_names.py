@@ -94,7 +94,7 @@ _JUNK_STARTS = ("._", "~$", ".~lock.")
 _TRASH = ".trash"  # .Trash, .Trashes, .Trash-1000, .trashed-...
 _COPY_NUMBER = re.compile(r"\(\d+\)$")
 # Google Takeout: `a.jpg.json`, `a.jpg.supplemental-metadata.json`; the middle part is cut if the name gets too long.
-_TAKEOUT = "supplemental-metadata"
+TAKEOUT = "supplemental-metadata"
 _SHARD_STATISTICS = re.compile(r"\d{5,}_stats\.json")
 _PLAIN_SUFFIX = re.compile(r"\.[a-z0-9_+-]{1,12}")
 
@@ -149,4 +149,4 @@ def _is_takeout(base: str) -> bool:
     if suffix_of(stem) in MEDIA_SUFFIXES:
         return True
     head, _, tail = stem.rpartition(".")
-    return bool(tail) and _TAKEOUT.startswith(tail.lower()) and suffix_of(head) in MEDIA_SUFFIXES
+    return bool(tail) and TAKEOUT.startswith(tail.lower()) and suffix_of(head) in MEDIA_SUFFIXES

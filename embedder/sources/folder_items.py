@@ -17,6 +17,7 @@ from embedder.sources.listing_schema import Listing, Row, list_with_values, tabl
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
 from embedder.sources.selection import MEDIA, Selection, find_selected
 from embedder.sources.source_errors import FetchError
+from embedder.sources.takeout import attach_descriptions
 from embedder.sources.unicode_forms import stem_to_nfc
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import is_text, printable, readable
@@ -45,6 +46,8 @@ def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing
     """
     found, selection = find_selected(path, selection)
     entries = found.entries if found.is_folder else _with_sidecars(found)
+    if selection.captions.takeout and found.is_folder:
+        entries = attach_descriptions(entries)
     if found.is_named and not is_remote(path):
         _check_named(path)
     groups = _group_by_stem(entries)
@@ -191,6 +194,7 @@ def _read_values(row: Row, values: "Values | None", columns: Sequence[str]) -> t
 
 def _row(entry: Entry, found: GlobMatches, caption: Entry | None) -> Row:
     uri = found.uri(entry)
+    caption = caption or entry.description
     if not is_text(uri):
         return _bad_name_row(entry, uri)
     modified = entry.modified

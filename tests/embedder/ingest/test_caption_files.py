@@ -124,3 +124,21 @@ def test_a_column_with_the_name_of_one_of_the_table_is_refused(make_run, source)
     config = with_captions(make_run(source), columns=("uri",))
     with pytest.raises(SourceError, match="captions.columns 'uri' is already a column"):
         refreshed(config)
+
+
+def test_descriptions_of_takeout_come_to_a_store_that_exists_where_asked(make_run, source, said):
+    for number, text in ((1, "a red &amp; blue car"), (3, "")):
+        tree = {"title": f"000{number}.png", "description": text, "photoTakenTime": {"timestamp": "1"}}
+        (source / f"pictures/000{number}.png.supplemental-metadata.json").write_text(json.dumps(tree))
+    config = make_run(source)
+    refreshed(config)
+    report, before = refreshed(config)
+    assert not report.reasons
+    report, after = refreshed(with_captions(config, takeout=True))
+    assert (sum(report.reasons.values()), report.num_equal) == (2, 1), "an empty one computes nothing"
+    assert not [line for line in said if "without a caption" in line]
+    assert after["pictures/0001.png", 0]["caption"] == "a red & blue car"
+    assert after["pictures/0003.png", 0]["caption"] is None
+    assert before.keys() == after.keys()
+    for key in before.keys() - {("pictures/0001.png", 0)}:
+        assert after[key]["image_embedding"] == before[key]["image_embedding"]
