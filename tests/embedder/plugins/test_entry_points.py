@@ -60,8 +60,10 @@ def test_a_command_that_breaks_costs_a_warning_and_no_other_command(tmp_path):
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[embedder.commands]\nbroken = broken:main\nserve = broken:serve\n")
     (tmp_path / "broken.py").write_text("raise RuntimeError('out of order')\n")
-    done = run("config", "--help", path=[tmp_path])
-    assert done.returncode == 0
+    own = run("config", "--help", path=[tmp_path])
+    assert own.returncode == 0 and "broken" not in own.stderr, "a command imports no other"
+    done = run("--help", path=[tmp_path])
+    assert done.returncode == 0 and "config" in done.stdout
     assert "command broken (broken:main) can't be loaded: out of order; reinstall its package" in done.stderr
     assert "serve" in done.stderr and "has the name already" in done.stderr
 

@@ -36,7 +36,6 @@ app = typer.Typer(no_args_is_help=True, help="List, follow and stop the jobs of 
 
 
 def submit(
-    context: typer.Context,
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help=CONFIG_HELP)],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="Further options of the command, after --.")
@@ -56,7 +55,7 @@ def submit(
     from embedder.plugins.deploy.submission.submit import submit as submit_job
 
     run = load_config(config, settings=settings or ())
-    checked = check_arguments(kind, arguments or (), _all_commands(context))
+    checked = check_arguments(kind, arguments or (), _all_commands())
     job = submit_job(run, address_of(address), kind=checked, arguments=arguments or (), install=install, python=python)
     data = {"job_id": job.job_id, "address": job.server.url, "command": kind}
     shown: list[RenderableType] = [f"job {job.job_id} at {job.server.url}"]
@@ -138,8 +137,10 @@ def check_arguments(kind: str, arguments: Sequence[str], commands: Mapping[str, 
     return cast("JobKind", kind)
 
 
-def _all_commands(context: typer.Context) -> Mapping[str, Any]:
-    commands: Mapping[str, Any] = context.find_root().command.commands  # type: ignore[attr-defined]
+def _all_commands() -> Mapping[str, Any]:
+    from embedder.cli.run_command import whole_app
+
+    commands: Mapping[str, Any] = typer.main.get_command(whole_app()).commands  # type: ignore[attr-defined]
     return commands
 
 
