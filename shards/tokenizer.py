@@ -2,6 +2,7 @@
 
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,17 @@ RARE = math.log(1e-4)
 """
 WORD_MARKS = "\u2581\u0120#"
 """Marks of tokens that begin a word (SentencePiece, byte-level BPE) or continue one (WordPiece)."""
+
+FEWEST_LETTERS = {"Latin": 0.9, "Cjk": 0.8, "Hiragana": 0.8, "Katakana": 0.8, "Hangul": 0.8}
+"""Letters of a token, by script, up to which a tokeniser only spells a text out. CLIP's has 0.4 in Chinese, 0.5 in
+Japanese and Korean, 2.4 in German; a tokeniser of the text's own language has 1 and more in Chinese.
+"""
+FEWEST_IN_OTHERS = 1.2
+"""The same of all other scripts. CLIP's has 0.5 in Greek, 0.8 in Russian, 1.1 in Arabic; a tokeniser of the text's own
+language has 2 to 5.
+"""
+SCRIPT_NAMES = {"Cjk": "Chinese characters", "Latin": "accented Latin letters"}
+"""Names of scripts where Unicode's own are not those that people use."""
 
 
 def parse_tokenizer(content: str, where: str) -> Any:
@@ -136,6 +148,43 @@ def knows_a_word(tokenizer: Any, text: str) -> bool:
     if len(known) == len(tokens):
         return bool(tokens)
     return any(_is_content(character) for token in known for character in token.strip(WORD_MARKS))
+
+
+def find_unread_script(tokenizer: Any, text: str) -> str | None:
+    """Name the script of a text most of whose letters a tokeniser doesn't know, or spells out by letters or bytes.
+
+    None if it reads half of them as pieces of words. Plain English letters are always read.
+    """
+    num_letters, unread = 0, Counter[str]()
+    for word in text.split():
+        letters = [character for character in word if _is_letter(character)]
+        num_letters += len(letters)
+        if letters and not word.isascii():
+            script = Counter(map(_script_of, letters)).most_common(1)[0][0]
+            if len(letters) <= _num_pieces(tokenizer, word) * FEWEST_LETTERS.get(script, FEWEST_IN_OTHERS):
+                unread[script] += len(letters)
+    if 2 * unread.total() <= num_letters:
+        return None
+    script = unread.most_common(1)[0][0]
+    return SCRIPT_NAMES.get(script, script)
+
+
+def _num_pieces(tokenizer: Any, word: str) -> float:
+    """Count the tokens of a word's letters; infinite with one that isn't known."""
+    found = [
+        is_known
+        for piece, (start, stop), is_known in _tokens(tokenizer, word)
+        if piece.strip(WORD_MARKS) and any(map(_is_letter, word[start:stop]))
+    ]
+    return len(found) if all(found) else math.inf
+
+
+def _is_letter(character: str) -> bool:
+    return unicodedata.category(character)[0] in "LM"
+
+
+def _script_of(letter: str) -> str:
+    return unicodedata.name(letter, "unknown").split()[0].capitalize()
 
 
 def _is_content(character: str) -> bool:

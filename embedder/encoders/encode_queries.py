@@ -38,6 +38,7 @@ BATCH_ROWS = 32
 MAX_SHOWN = 200  # characters of a query in a message
 
 CURE = "use words that the model was trained with"
+OTHER_MODELS = "docs/models.md has the languages of others"
 NO_TEXT_TOWER = "it has no text tower, so it can't encode texts; give an image"
 NO_VISION_TOWER = "it has no vision tower, so it can't encode images; give a text"
 
@@ -98,10 +99,16 @@ class BaseQueryEncoder(ABC):
 
     def warning(self, text: str) -> str | None:
         """Return a line on words that the tokeniser doesn't know, and on what is cut; None if it reads all."""
-        if not self._captions.knows(text):
-            return f"the model's tokeniser knows none of these words: {printable(text.strip(), MAX_SHOWN)}; {CURE}"
+        script = self._captions.find_unread_script(text)
         query = self._captions.query(text)
-        lines = [self._describe_unknown(query), self._captions.describe_cut(query.text)]
+        if not self._captions.knows(text):
+            shown = printable(text.strip(), MAX_SHOWN)
+            known, cut = f"the model's tokeniser knows none of these words: {shown}; {CURE}", None
+        else:
+            known, cut = self._describe_unknown(query), self._captions.describe_cut(query.text)
+        if script is not None and known is None:
+            known = f"the model hardly reads {script}: its tokeniser spells the text out by letters or bytes; {CURE}"
+        lines = (known, cut, None if script is None else OTHER_MODELS)
         return "; ".join(line for line in lines if line is not None) or None
 
     def describe_cut(self, text: str) -> str | None:

@@ -8,7 +8,7 @@ from embedder.compat.locked_property import locked_cached_property
 from embedder.quantities import plural
 from shards.file_schema import parse_json
 from shards.model_config import TOKENIZER_FILE
-from shards.tokenizer import QueryText, knows_a_word, parse_tokenizer, read_query
+from shards.tokenizer import QueryText, find_unread_script, knows_a_word, parse_tokenizer, read_query
 
 # The tokeniser truncates only after tokenising everything, and takes seconds for a word of a megabyte. A token has at
 # most about 16 characters, and no tower takes more than a few hundred tokens.
@@ -84,6 +84,10 @@ class CaptionEncoder:
     def knows(self, caption: str) -> bool:
         """Return whether the tokeniser knows a word of a caption, or part of one."""
         return knows_a_word(self._tokenizer, caption[:MAX_CHARACTERS])
+
+    def find_unread_script(self, text: str) -> str | None:
+        """Name the script of a text that the tokeniser doesn't know or only spells out; None if it reads the text."""
+        return find_unread_script(self._tokenizer, text[:MAX_CHARACTERS])
 
     def query(self, text: str) -> QueryText:
         """Return a query's text in the words that the tokeniser knows, without meaningless marks at its end."""

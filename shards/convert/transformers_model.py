@@ -87,7 +87,9 @@ def _import_config(
             embedding_dim=tree.get("projection_dim", 512) if model_class.has_projections else vision.dim,
             projection_bias=not model_class.has_projections,
             vision_projection="linear" if model_class.has_projections else "none",
-            text_projection="linear" if model_class.has_projections or IMPORTS[types["text"]].has_projection else "none",
+            text_projection="linear"
+            if model_class.has_projections or IMPORTS[types["text"]].has_projection
+            else "none",
             vision=resize_tower(vision, preprocess.image_size),
             text=text,
             preprocess=preprocess,

@@ -1,8 +1,8 @@
 """Towers of transformers' Aimv2Model: RMS norms and gated MLPs, a ViT that one learned query pools, and causal text.
 
 Legend: `F` images (frames), `R` captions, `T` tokens of the longest one, `L` tokens of one image, `D` width. Source:
-transformers 5.23, `Aimv2VisionModel.forward` and `Aimv2TextModel.forward`, whose steps these methods follow. A vision tower without a head
-is a plain ViT whose patches are averaged, as timm has it.
+transformers 5.23, `Aimv2VisionModel.forward` and `Aimv2TextModel.forward`, whose steps these methods follow. A vision
+tower without a head is a plain ViT whose patches are averaged, as timm has it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ class Aimv2VisionTower(VitTower):
         with deferred_compiler():
             from transformers import Aimv2VisionConfig
             from transformers.models.aimv2.modeling_aimv2 import Aimv2AttentionPoolingHead
-        config = Aimv2VisionConfig(
-            hidden_size=self.width, num_attention_heads=self.num_heads, qkv_bias=self.qkv_bias
-        )
+        config = Aimv2VisionConfig(hidden_size=self.width, num_attention_heads=self.num_heads, qkv_bias=self.qkv_bias)
         module = super().build()
         module.attn_pool = Aimv2AttentionPoolingHead(config)
         return module

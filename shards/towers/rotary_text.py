@@ -287,7 +287,5 @@ IMPORTS = {
     "jina_embeddings_v3": TowerImport(
         "JinaEmbeddingsV3Config", _read_jina, nomic_names, ignored=_HEADS, rows=_QKV_ROWS
     ),
-    "eurobert": TowerImport(
-        "EuroBertConfig", _read_eurobert, eurobert_names, ignored=_HEADS, has_pooled_output=False
-    ),
+    "eurobert": TowerImport("EuroBertConfig", _read_eurobert, eurobert_names, ignored=_HEADS, has_pooled_output=False),
 }

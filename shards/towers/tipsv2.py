@@ -87,7 +87,9 @@ class Tipsv2TextTower(PreNormTextTower):
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> Tipsv2TextTower:
     del names
     fields = {key: getattr(theirs, key) for key in Tipsv2TextTower.model_fields if key != "family"}
-    return check_settings(Tipsv2TextTower, where, theirs, {}, **(fields | {"pad_token_id": fields["pad_token_id"] or 0}))
+    return check_settings(
+        Tipsv2TextTower, where, theirs, {}, **(fields | {"pad_token_id": fields["pad_token_id"] or 0})
+    )
 
 
 _TEXT_TOP = {"embeddings.token_embedding.": "token_embedding.", "final_layer_norm.": "ln_final."}

@@ -7,7 +7,7 @@ import tiny_tokenizers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import embedder
-from shards.tokenizer import knows_a_word, parse_tokenizer
+from shards.tokenizer import find_unread_script, knows_a_word, parse_tokenizer
 
 DEMO = Path(embedder.__file__).parent / "demo_model" / "tokenizer.json"
 
@@ -86,3 +86,46 @@ def test_a_text_of_which_no_word_is_known_is_recognised(name):
     tokenizer = make()
     assert {text: knows_a_word(tokenizer, text) for text in unknown} == dict.fromkeys(unknown, False)
     assert {text: knows_a_word(tokenizer, text) for text in known} == dict.fromkeys(known, True)
+
+
+@pytest.fixture(scope="module")
+def real_clip():
+    """OpenAI's own vocabulary, which open_clip brings."""
+    open_clip = pytest.importorskip("open_clip")
+    from transformers import CLIPTokenizer
+
+    own = open_clip.SimpleTokenizer()
+    return backend(CLIPTokenizer(vocab=own.encoder, merges=list(own.bpe_ranks)))
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        ("красная машина на дороге", "Cyrillic"),
+        ("κόκκινο αυτοκίνητο στο δρόμο", "Greek"),
+        ("红色的汽车在路上", "Chinese characters"),
+        ("猫", "Chinese characters"),
+        ("赤い車が道路にある", "Hiragana"),
+        ("도로 위의 빨간 자동차", "Hangul"),
+        ("سيارة حمراء على الطريق", "Arabic"),
+        ("सड़क पर लाल कार", "Devanagari"),
+        ("รถสีแดงบนถนน", "Thai"),
+        ("a red car on the road", None),
+        ("a red car 猫", None),
+        ("ein rotes Auto auf der Straße, Öl, Müll", None),
+        ("czerwony samochód na drodze", None),
+        ("naïve α-helix", None),
+        ("xyz 123 !?", None),
+        ("🙂🐈", None),
+        ("", None),
+    ],
+)
+def test_the_script_that_clips_own_vocabulary_only_spells_out_is_named(real_clip, text, script):
+    assert find_unread_script(real_clip, text) == script
+
+
+def test_a_tokeniser_of_the_language_reads_its_script():
+    chinese = backend(tiny_tokenizers.wordpiece())  # has a token for each of these
+    assert find_unread_script(chinese, "红色的汽车") is None
+    assert find_unread_script(chinese, "黑猫") == "Chinese characters"  # it has only a token for the unknown
+    assert find_unread_script(unigram_of_the_demo(), "снег и дождь") == "Cyrillic"

@@ -451,7 +451,12 @@ def open_clip_with_timm(folder: Path) -> Library:
 
 def open_clip_pe(folder: Path) -> Library:
     """PE-Core's form: an Eva with attention pooling, whose classifier is the projection."""
-    vision = {"timm_model_name": "vit_pe_core_tiny_patch16_384", "timm_pool": "map", "timm_proj": None, "image_size": 384}
+    vision = {
+        "timm_model_name": "vit_pe_core_tiny_patch16_384",
+        "timm_pool": "map",
+        "timm_proj": None,
+        "image_size": 384,
+    }
     cfg = {"embed_dim": 24, "custom_text": True, "vision_cfg": vision, "text_cfg": OPEN_CLIP_TEXT}
     return _save_open_clip(folder, cfg, resize_mode="squash", interpolation="bilinear")
 

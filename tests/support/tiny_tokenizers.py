@@ -57,7 +57,7 @@ def unigram() -> Any:
 
 
 def pieces_alone() -> Any:
-    """TIPSv2's tokeniser: SentencePiece's BPE in lower case, with bytes for unknown letters and no token at the ends."""
+    """TIPSv2's tokeniser: SentencePiece's BPE in lower case, bytes for unknown letters, no token at the ends."""
     from transformers import Tipsv2Tokenizer
 
     tokenizer = Tokenizer(models.BPE())

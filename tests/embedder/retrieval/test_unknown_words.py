@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import library_checkpoints as checkpoints
 import numpy as np
 import pytest
 from command_runs import run_here
@@ -13,11 +14,15 @@ import embedder
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.models.model_folder import open_model
 from embedder.steps.caption_encoder import CaptionEncoder
+from shards.convert import import_checkpoint
 from shards.train_tokenizer import train_tokenizer
 
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 UNKNOWN = "снег 猫"
-MESSAGE = f"the model's tokeniser knows none of these words: {UNKNOWN}; use words that the model was trained with"
+MESSAGE = (
+    f"the model's tokeniser knows none of these words: {UNKNOWN}; use words that the model was trained with; "
+    "docs/models.md has the languages of others"
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +59,19 @@ def test_an_unknown_word_among_others_is_named_and_changes_no_vector(store):
     assert np.array_equal(plain, mixed)
     (line,) = store.search("a réd car", k=1).warnings
     assert line.startswith("the model's tokeniser knows réd in part; use words")
+
+
+def test_a_text_that_is_only_spelt_out_has_a_line(tmp_path):
+    """A tokeniser of bytes knows every word, and was trained on few languages' words."""
+    checkpoints.clip(tmp_path / "checkpoint")
+    import_checkpoint(tmp_path / "checkpoint", tmp_path / "model")
+    encoder = QueryEncoder(open_model(str(tmp_path / "model")))
+    for text, script in (("снег", "Cyrillic"), ("红色的汽车", "Chinese characters"), ("a λόγος", "Greek")):
+        assert encoder.warning(text) == (
+            f"the model hardly reads {script}: its tokeniser spells the text out by letters or bytes; use words that "
+            "the model was trained with; docs/models.md has the languages of others"
+        )
+    assert encoder.warning("a red car 猫") is None
 
 
 @pytest.mark.parametrize("asked", ["smiling cat.", "smiling cat!", "smiling cat …", "smiling cat。", "smiling cat?!"])

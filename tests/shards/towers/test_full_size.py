@@ -56,7 +56,7 @@ def folder_of(tmp_path_factory):
 
 
 class Place(NamedTuple):
-    """Where one of our tensors comes from: names of the library's, which rows, whether as (in, out), and computed how."""
+    """Where one of our tensors comes from: names of the library's, which rows, whether as (in, out), how computed."""
 
     names: tuple[str, ...]
     rows: tuple[int, int, int] | None = None
@@ -134,7 +134,11 @@ def test_names_and_shapes_are_the_librarys(name, folder_of):
                 found = (prod(found[:-1]), found[-1])
             assert without_ones(found) == expected, our_name
     used = {each for place in places.values() for each in place.names}
-    assert [each for each in theirs if each not in used | OPTIONAL_SHAPES.keys() | {TEMPERATURE} and not each.startswith(ignored)] == []
+    assert [
+        each
+        for each in theirs
+        if each not in used | OPTIONAL_SHAPES.keys() | {TEMPERATURE} and not each.startswith(ignored)
+    ] == []
 
 
 def without_ones(shape):
