@@ -101,6 +101,8 @@ class BaseQueryEncoder(ABC):
         """Return a line on words that the tokeniser doesn't know, and on what is cut; None if it reads all."""
         script = self._captions.find_unread_script(text)
         query = self._captions.query(text)
+        known: str | None
+        cut: str | None
         if not self._captions.knows(text):
             shown = printable(text.strip(), MAX_SHOWN)
             known, cut = f"the model's tokeniser knows none of these words: {shown}; {CURE}", None

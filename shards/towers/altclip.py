@@ -8,7 +8,7 @@ Source: transformers 5.23, modular_altclip.py: `AltCLIPTextModel` computes as Ro
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -26,8 +26,8 @@ class AltClipTextTower(RobertaTower):
     """AltCLIP's text encoder; the width of its vectors is that of the model which taught it."""
 
     label = "AltCLIP text"
-    dual_encoder_type: ClassVar[str | None] = None
-    head_prefixes: ClassVar[tuple[str, ...]] = ("pre_LN.", "transformation.")
+    dual_encoder_type = None
+    head_prefixes = ("pre_LN.", "transformation.")
 
     family: Literal["altclip_text"] = "altclip_text"  # type: ignore[assignment]
     vocab_size: int = Field(250002, ge=1)

@@ -5,7 +5,7 @@ Source: transformers 5.23, `BertModel.forward` and `RobertaEmbeddings.forward`, 
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -69,7 +69,7 @@ class RobertaTower(BertLayersTower):
 
     label = "RoBERTa"
     library_class = "RobertaModel"
-    dual_encoder_type = "roberta"
+    dual_encoder_type: ClassVar[str | None] = "roberta"
     positions_need_padding_id = True
 
     family: Literal["roberta"] = "roberta"

@@ -44,7 +44,7 @@ class TextEncoderTower(TextTower):
     dual_encoder_type: ClassVar[str | None] = None
     """`model_type` under which transformers' dual-encoder class builds it; None if it has no pooler."""
     depth_field = "num_hidden_layers"
-    head_prefixes = ("pooler.",)
+    head_prefixes: ClassVar[tuple[str, ...]] = ("pooler.",)
     lookup_prefixes = ("embeddings.",)
 
     if TYPE_CHECKING:  # a family sets defaults and order
