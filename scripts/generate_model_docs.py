@@ -22,9 +22,8 @@ from shards.towers.tower_kinds import TextTower, VisionTower
 PAGE = Path(__file__).parents[1] / "docs/models.md"
 BLOCK = re.compile(r"(?<=<!-- table -->\n).*(?=<!-- end of the table -->)", re.DOTALL)
 COLUMNS = (
-    *("model", "`embedder model import` of", "image, px", "its tokens", "caption tokens", "languages", "parameters"),
-    "licence",
-    "three stages",
+    "model", "`embedder model import` of", "image, px", "its tokens", "caption tokens", "languages",
+    "parameters", "licence", "three stages",
 )  # fmt: skip
 
 

@@ -24,7 +24,9 @@ FEWEST_LETTERS = {"Latin": 0.9, "Cjk": 0.8, "Hiragana": 0.8, "Katakana": 0.8, "H
 Japanese and Korean, 2.4 in German; a tokeniser of the text's own language has 1 and more in Chinese.
 """
 FEWEST_IN_OTHERS = 1.2
-"""The same of all other scripts. CLIP's has 0.5 in Greek, 0.8 in Russian, 1.1 in Arabic; one of the language 2 to 5."""
+"""The same of all other scripts. CLIP's has 0.5 in Greek, 0.8 in Russian, 1.1 in Arabic; a tokeniser of the text's own
+language has 2 to 5.
+"""
 SCRIPT_NAMES = {"Cjk": "Chinese characters", "Latin": "accented Latin letters"}
 """Names of scripts where Unicode's own are not those that people use."""
 

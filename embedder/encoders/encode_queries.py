@@ -101,16 +101,16 @@ class BaseQueryEncoder(ABC):
         """Return a line on words that the tokeniser doesn't know, and on what is cut; None if it reads all."""
         script = self._captions.find_unread_script(text)
         query = self._captions.query(text)
-        lines: list[str | None]
+        known: str | None
+        cut: str | None
         if not self._captions.knows(text):
             shown = printable(text.strip(), MAX_SHOWN)
-            lines = [f"the model's tokeniser knows none of these words: {shown}; {CURE}"]
+            known, cut = f"the model's tokeniser knows none of these words: {shown}; {CURE}", None
         else:
-            lines = [self._describe_unknown(query), self._captions.describe_cut(query.text)]
-        if script is not None and lines[0] is None:
-            lines[0] = f"the model hardly reads {script}: its tokeniser spells the text out by letters or bytes; {CURE}"
-        if script is not None:
-            lines.append(OTHER_MODELS)
+            known, cut = self._describe_unknown(query), self._captions.describe_cut(query.text)
+        if script is not None and known is None:
+            known = f"the model hardly reads {script}: its tokeniser spells the text out by letters or bytes; {CURE}"
+        lines = (known, cut, None if script is None else OTHER_MODELS)
         return "; ".join(line for line in lines if line is not None) or None
 
     def describe_cut(self, text: str) -> str | None:

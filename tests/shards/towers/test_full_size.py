@@ -57,7 +57,7 @@ def folder_of(tmp_path_factory):
 
 
 class Place(NamedTuple):
-    """Where one of our tensors comes from: the library's names, which rows, whether as (in, out), and how computed."""
+    """Where one of our tensors comes from: names of the library's, which rows, whether as (in, out), how computed."""
 
     names: tuple[str, ...]
     rows: tuple[int, int, int] | None = None
