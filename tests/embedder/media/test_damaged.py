@@ -45,7 +45,7 @@ def decode(decoder, content, resize=WHOLE):
     (found,) = decoder.images([(content, resize)])
     if isinstance(found, DecodeError):
         raise found
-    return found
+    return found.pixels, found.note
 
 
 def check_whole(decoder, content, whole, resize=WHOLE):
