@@ -159,8 +159,9 @@ def find_unread_script(tokenizer: Any, text: str) -> str | None:
     for word in text.split():
         letters = [character for character in word if _is_letter(character)]
         num_letters += len(letters)
-        if letters and not word.isascii():
-            script = Counter(map(_script_of, letters)).most_common(1)[0][0]
+        plain = [character for character in unicodedata.normalize("NFKC", word) if _is_letter(character)]
+        if any(unicodedata.category(each)[0] == "L" for each in plain) and not "".join(plain).isascii():
+            script = Counter(map(_script_of, plain)).most_common(1)[0][0]
             if len(letters) <= _num_pieces(tokenizer, word) * FEWEST_LETTERS.get(script, FEWEST_IN_OTHERS):
                 unread[script] += len(letters)
     if 2 * unread.total() <= num_letters:

@@ -77,10 +77,15 @@ class ResizeSpec:
 
     @property
     def most_patches(self) -> int:
-        """The most patches of an image: of squares, a strip one square high may exceed the budget."""
-        squares = self.max_patches // self.merge_size**2
-        strip = self.merge_size**2 * (math.isqrt(MAX_STRIP_ASPECT * squares) + 1) if self.merge_size > 1 else 0
-        return max(self.max_patches, strip)
+        """The most patches of an image; a strip one square high, and an enlarged image, may exceed the budget."""
+        if self.merge_size == 1:
+            return self.max_patches
+        square = self.merge_size**2
+        strip = square * (math.isqrt(MAX_STRIP_ASPECT * (self.max_patches // square)) + 1)
+        fewest = -(-self.min_patches // square)
+        # Both sides of an enlarged image are rounded up, which adds one square a row and a column.
+        enlarged = square * (fewest + (math.isqrt(fewest) + 1) * (math.isqrt(MAX_STRIP_ASPECT) + 2) + 1)
+        return max(self.max_patches, strip, enlarged)
 
     @classmethod
     def of(cls, preprocess: "PreprocessConfig", vision: "VisionTower | None" = None, colour: Colour = "srgb") -> Self:

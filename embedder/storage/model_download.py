@@ -26,8 +26,10 @@ from shards.weights import MAX_HEADER_BYTES, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, T
 
 # Data only: no pickles, no code. Tokeniser files (.txt, .model) are for `embedder model import`.
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
+# With them are fetched the templates of chats, which say what stands around an item of a decoder with eyes.
+FETCHED_FILES = (*ALLOWED_FILES, "*.jinja")
 # For a plan.
-CONFIG_FILES = ("*.json",)
+CONFIG_FILES = ("*.json", "*.jinja")
 # Pickled weights, which `embedder model import` turns into safetensors without running code.
 PICKLED_FILES = ("*pytorch_model*.bin",)
 # Files that say which weights a shard needs.
@@ -57,7 +59,7 @@ def resolve_model(uri: str | Path, shard: ShardSpec | None = None) -> Path:
     Raises:
         ModelError: there is no such folder, or it can't be downloaded.
     """
-    return _resolve(uri, ALLOWED_FILES, shard)
+    return _resolve(uri, FETCHED_FILES, shard)
 
 
 def resolve_checkpoint(uri: str | Path, *, config_only: bool = False) -> Path:
@@ -72,7 +74,7 @@ def resolve_checkpoint(uri: str | Path, *, config_only: bool = False) -> Path:
     if not is_remote(str(uri)) and hub_id is None:
         return folder
     if not any(folder.glob("*.safetensors")):
-        folder = _resolve(uri, ALLOWED_FILES + PICKLED_FILES)
+        folder = _resolve(uri, FETCHED_FILES + PICKLED_FILES)
     if hub_id is not None:
         _download_hub_modules(hub_id, folder)
     return folder

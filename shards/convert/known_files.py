@@ -144,6 +144,9 @@ def _decisions(folder: Path, library: Library, config: ModelConfig, sentence: Se
     if library == "transformers" and "AutoModel" in (tree.get("auto_map") or {}):
         code = tree["auto_map"]["AutoModel"]
         yield f"{CONFIG_FILE} names code of its own ({code}), which isn't run: transformers' class wins"
+    adapters = [path.parent.name for path in sorted(folder.glob(f"*/{ADAPTER_FILE}"))] or tree.get("lora_adaptations")
+    if adapters:
+        yield f"adapters for tasks ({', '.join(map(str, adapters))}) aren't applied: the vectors are the base's alone"
     lost = [name for name in (*LIMIT_FILES, SETTINGS_FILE, "1_Pooling") if (folder / name).exists()]
     if sentence is None and lost:
         yield f"found {lost[0]} and no {MODULES_FILE}: the vectors are those of {library} alone; fetch it for others"

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from shards.convert.pickled_weights import checkpoint_weights
 from shards.convert.preprocessing import (
+    TOKENIZER_CONFIG_FILE,
     import_processor,
     load_fast_tokenizer,
     max_caption_tokens,
@@ -30,6 +31,7 @@ from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 from shards.saving import staged_model, write_weights
 from shards.tensor_shapes import model_shapes
+from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.towers.base import OneTowerImport
 from shards.towers.from_transformers import parse_config
 from shards.towers.registry import ONE_TOWERS
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from shards.towers.tower_kinds import VisionTower
 
 INSTRUCTION = "Represent the user's input."
-CHAT_FILE = "chat_template.json"  # of older processors; newer ones have a chat_template.jinja
+CHAT_FILE, NEW_CHAT_FILE = "chat_template.json", "chat_template.jinja"  # of older and newer processors
 MAX_TOKENS = 1800
 """Most tokens of a picture in the embedding model's own script; a chat model's processor allows nine times as many."""
 _MARK = "\u2e28mark\u2e29"
@@ -72,18 +74,20 @@ def import_one_tower(src: str | Path, out: str | Path, *, name: str | None = Non
     with checkpoint_weights(folder, Path(out)) as files:
         conversation = read_conversation(folder)
         config = _read_config(folder, name or Path(src).name, conversation)
+        tokenizer = parse_tokenizer(conversation.tokenizer_json, str(folder))
+        check_tokenizer(tokenizer, config.required_text, str(folder))
         with staged_model(Path(out), config, conversation.tokenizer_json) as stage:
             write_weights(stage, _tensors(files, config, folder))
     return config
 
 
 def read_one_tower_config(folder: Path, name: str) -> ModelConfig:
-    """Read the configuration, which needs no weights; without a tokeniser, the conversation around items is left out.
+    """Read the configuration, which needs no weights; without tokeniser or chat template, the conversation is left out.
 
     Raises a ModelError for what can't be mapped.
     """
-    has_tokenizer = (folder / TOKENIZER_FILE).is_file()
-    return _read_config(folder, name, read_conversation(folder) if has_tokenizer else None, is_complete=False)
+    has_both = (folder / TOKENIZER_FILE).is_file() and _has_template(folder)
+    return _read_config(folder, name, read_conversation(folder) if has_both else None, is_complete=False)
 
 
 def _read_config(
@@ -105,6 +109,7 @@ def _read_config(
             is_required=is_complete,
             patch_px=vision.patch_px,
         )
+        _check_limit(folder, preprocess, conversation)
         return ModelConfig(
             name=name,
             trained=True,
@@ -120,6 +125,16 @@ def _read_config(
 
 
 _PARTS = ("before", "between", "after")
+
+
+def _check_limit(folder: Path, preprocess: PreprocessConfig, conversation: Conversation | None) -> None:
+    """Raise a ModelError for a limit of captions that the conversation around them fills."""
+    around = 0 if conversation is None else len(conversation.before) + len(conversation.after)
+    if preprocess.max_caption_tokens <= around:
+        raise ModelError(
+            f"{folder}: captions are cut at {preprocess.max_caption_tokens} tokens, and the conversation around one "
+            f"has {around}, so that all would be alike; raise model_max_length or max_seq_length"
+        )
 
 
 def _importer(tree: Mapping[str, Any]) -> OneTowerImport:
@@ -178,7 +193,8 @@ def read_conversation(folder: Path) -> Conversation:
     """
     tree = read_json(folder / CONFIG_FILE, "give the folder of a model that transformers saved")
     tokenizer = load_fast_tokenizer(folder)
-    template = tokenizer.chat_template or _old_template(folder)
+    is_new = (folder / NEW_CHAT_FILE).is_file()  # it is the tokeniser's, too; else the older processor's file wins
+    template = tokenizer.chat_template if is_new else _old_template(folder) or tokenizer.chat_template
     picture_id = tree.get("image_token_id")
     picture = tokenizer.convert_ids_to_tokens(picture_id) if isinstance(picture_id, int) else None
     if not isinstance(template, str) or not picture:
@@ -236,6 +252,12 @@ def _render(folder: Path, tokenizer: Any, template: str, instruction: str, conte
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"{folder}: the chat template can't be used ({reason}); {_CURE}") from None
     return found
+
+
+def _has_template(folder: Path) -> bool:
+    path = folder / TOKENIZER_CONFIG_FILE
+    in_settings = path.is_file() and "chat_template" in read_json(path, "fetch it again")
+    return in_settings or any((folder / name).is_file() for name in (CHAT_FILE, NEW_CHAT_FILE))
 
 
 def _old_template(folder: Path) -> Any:

@@ -173,7 +173,8 @@ def _import_tensors(
     }
     ignored = tuple(f"{side}{end}{prefix}" for side in types for prefix in IMPORTS[types[side]].ignored)
     used = {their for each in theirs.values() for their in each}
-    check_all_used(files, used | {TEMPERATURE}, ignored, types)
+    has_temperature = TEMPERATURE in files and any(kind.startswith("tipsv2") for kind in types.values())
+    check_all_used(files, used | ({TEMPERATURE} if has_temperature else set()), ignored, types)
     for name, shape in shapes.items():
         side, _, inner = name.partition(".")
         if side in types:
@@ -181,7 +182,7 @@ def _import_tensors(
             yield name, import_tensor(files, theirs[name], shape, IMPORTS[types[side]], inner, stored)
         else:
             yield name, joined_tensor(files, theirs[name], shape)
-    if TEMPERATURE in files:
+    if has_temperature:
         yield LOGIT_SCALE, _scale_of(files)
 
 
@@ -310,4 +311,11 @@ def _section(tree: Mapping[str, Any], key: str, where: Path) -> Mapping[str, Any
     section = tree.get(key)
     if not isinstance(section, dict):
         raise ModelError(f"{where}: found no {key}; save the model with transformers' save_pretrained")
+    older = tree.get(f"{key}_dict")
+    for name, value in older.items() if isinstance(older, dict) else ():
+        if section.get(name, value) != value:
+            raise ModelError(
+                f"{where}: {key}_dict.{name} = {value!r} and {key}.{name} = {section[name]!r}; transformers takes the "
+                "first, older files mean the second: delete the wrong one"
+            )
     return section

@@ -117,6 +117,8 @@ def real_clip():
         ("naïve α-helix", None),
         ("xyz 123 !?", None),
         ("🙂🐈", None),
+        ("❤️ ☀️", None),
+        ("ｃａｔ ª", None),
         ("", None),
     ],
 )

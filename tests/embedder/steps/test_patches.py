@@ -1,6 +1,7 @@
 """Images of their own proportions: sizes as libraries choose them, vectors of a whole run as libraries compute them."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -191,6 +192,10 @@ def test_whole_squares_of_patches_are_transformers_own_sizes():
         found = whole_squares_size((width, height), rule)
         assert found == smart_resize(height, width, 32, 16 * 16**2, 7200 * 16**2)[::-1], (width, height)
         assert found[0] * found[1] <= rule.most_patches * 16**2
+    tight = replace(rule, patch_size=4, max_patches=4096, min_patches=4096)
+    for width, height in sizes:
+        found = whole_squares_size((width, height), tight)
+        assert found[0] * found[1] <= tight.most_patches * 4**2, (width, height)
     assert whole_squares_size((100_000, 3), rule) == whole_squares_size((600, 3), rule), "squeezed to 200 to 1"
 
 

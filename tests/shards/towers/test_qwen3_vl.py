@@ -9,15 +9,17 @@ import torch
 from picture_decoders import INSTRUCTION, QUERY_INSTRUCTION, save_checkpoint
 from PIL import Image
 from tower_checks import check_every_cut, check_every_part_matters, check_refused, vectors
-from transformers import Qwen3VLModel, Qwen3VLProcessor
+from transformers import AutoProcessor, Qwen3VLModel, Qwen3VLProcessor
 
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.steps.item_decoder import DecodeLimits, bmp
+from embedder.storage.model_download import CONFIG_FILES, FETCHED_FILES
 from shards.activations import Batch, TowerState
 from shards.convert import import_checkpoint
+from shards.convert.one_tower import read_conversation, read_one_tower_config
 from shards.costs import BYTES_PER_VALUE, cut_bytes, weight_bytes
 from shards.model_config import load_model_config
 from shards.onnx_export import export_towers
@@ -214,6 +216,38 @@ def test_queries_have_the_instruction_of_sentence_transformers_prompts(checkpoin
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
     (tmp_path / "other").mkdir()
     check_refused(import_checkpoint, folder, tmp_path / "other" / "out", "only the last token's vector")
+
+
+def test_what_is_fetched_of_a_hub_is_enough(checkpoint, tmp_path):
+    """Also for a plan, which needs neither weights nor template."""
+    for name, patterns in (("fetched", FETCHED_FILES), ("plan", CONFIG_FILES)):
+        for path in {each for pattern in patterns for each in checkpoint.glob(pattern)}:
+            (tmp_path / name).mkdir(exist_ok=True)
+            shutil.copy(path, tmp_path / name)
+    whole = import_checkpoint(tmp_path / "fetched", tmp_path / "out")
+    read = read_one_tower_config(tmp_path / "plan", whole.name)
+    assert read.vision == whole.vision
+    (tmp_path / "plan" / "chat_template.jinja").unlink()
+    assert read_one_tower_config(tmp_path / "plan", whole.name).vision.num_layers == whole.vision.num_layers
+
+
+def test_the_template_of_an_older_processor_wins_over_the_tokenisers(checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "in")
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    own = read_conversation(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template.replace("assistant", "user")}))
+    assert AutoProcessor.from_pretrained(folder).chat_template == template.replace("assistant", "user")
+    assert read_conversation(folder).after != own.after
+
+
+def test_a_limit_that_the_conversation_fills_is_refused(checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "in")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 20}))
+    check_refused(import_checkpoint, folder, tmp_path / "out", "captions are cut at 20 tokens")
 
 
 def test_torch_encodes_its_queries(model, tmp_path):
