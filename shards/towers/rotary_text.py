@@ -228,7 +228,7 @@ def _read_as(family: type[RotaryTextTower], theirs: Any, where: Path, pool: str)
         **{"rotary_emb_interleaved": False, "prenorm": False, "qkv_proj_bias": False, "mlp_fc1_bias": False},
         "num_experts": 0,
     }
-    own = {"causal": False, "parallel_block": False, "use_rms_norm": False}
+    own: dict[str, object] = {"causal": False, "parallel_block": False, "use_rms_norm": False}
     if family is NomicBertTower:
         own |= {"activation_function": "swiglu", "layer_norm_epsilon": theirs.layer_norm_eps}
     expected |= {key: value for key, value in own.items() if getattr(theirs, key, None) is not None}

@@ -20,9 +20,13 @@ from shards.weights import find_weights
 def prune_model(source: Path, folder: Path, layers: Mapping[str, LayerChoice]) -> Path:
     """Write a model folder with the chosen layers, by side, of another one; `folder` must be empty or not exist yet.
 
-    Raises `ModelError` if the chosen layers don't exist, or don't fit after one another.
+    Raises `ModelError` if the chosen layers don't exist, don't fit after one another, or belong to both towers.
     """
     config = load_model_config(source)
+    if config.is_one_tower:
+        raise ModelError(
+            f"model {source}: pictures and texts share its layers, and none can be left out; train it whole"
+        )
     towers: dict[str, Tower] = {}
     origins: dict[str, str] = {}
     for side, tower in config.towers.items():

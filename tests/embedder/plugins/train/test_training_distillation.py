@@ -19,6 +19,7 @@ from embedder.plugins.train.trainer.trainer import Trainer
 from shards.model_config import load_model_config
 from shards.model_errors import ModelError
 from shards.reference import load_towers
+from shards.towers.registry import ONE_TOWERS
 
 ALONE = DistillSettings(pairs=0)
 
@@ -162,10 +163,20 @@ def test_a_choice_that_means_nothing_is_refused(choice):
         chosen_layers(choice, 5)
 
 
-@pytest.fixture(params=FAMILIES, ids=lambda family: family.model_fields["family"].default)
+CUT_APART = [family for family in FAMILIES if family.model_fields["family"].default not in ONE_TOWERS]
+
+
+@pytest.fixture(params=CUT_APART, ids=lambda family: family.model_fields["family"].default)
 def large(request, tmp_path):
     """A model folder of three layers with a tower of the family, every weight of which matters."""
     return save_random_model(beside_default(request.param).model_copy(update={"trained": True}), tmp_path / "large")
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each not in CUT_APART])
+def test_layers_of_both_towers_are_not_left_out(family, tmp_path):
+    whole = save_random_model(beside_default(family), tmp_path / "whole")
+    with pytest.raises(ModelError, match="share its layers"):
+        prune_model(whole, tmp_path / "small", {"vision": "every 2nd", "text": "every 2nd"})
 
 
 def test_a_pruned_model_has_the_chosen_layers_to_the_bit_and_runs(large, tmp_path):
