@@ -17,8 +17,6 @@ from xml.etree.ElementTree import TreeBuilder, XMLParser
 from PIL import IptcImagePlugin
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from embedder.media.media_errors import DecodeError
-
 MAX_EXIF_BYTES = 16 << 20  # previews included; a TIFF or camera raw is its own block and may be larger
 MAX_XMP_BYTES = 2 << 20  # histories of edits have some hundred kilobytes
 MAX_IPTC_BYTES = 1 << 20
@@ -65,6 +63,10 @@ NO_TEXTS = ("Raw profile type exif", "Raw profile type iptc", "XML:com.adobe.xmp
 Tags = Mapping[int, Any]
 """Values of a directory of Exif by tag, as Pillow reads them."""
 NO_TAGS: Tags = MappingProxyType({})
+
+
+class MetadataError(ValueError):
+    """A block is larger than any camera or program writes, or has what its format hasn't; it becomes a note."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,8 @@ def _note_failure(what: str, notes: list[str]) -> Iterator[None]:
         notes.append(f"{what} can't be read: {reason[:MAX_NOTE_CHARACTERS]}")
 
 
-def _refusal(found: str, limit: int) -> DecodeError:
-    return DecodeError("HugeMetadata", f"{found}; at most {limit} are read")
+def _refusal(found: str, limit: int) -> MetadataError:
+    return MetadataError(f"{found}; at most {limit} are read")
 
 
 def _first_directory(opened: Any, file: BinaryIO | None) -> tuple[BinaryIO | None, Tags]:
@@ -179,7 +181,7 @@ def read_directory(file: BinaryIO, group: int | None = None, offset: int | None 
         group: tag of the directory that points to this one; None: it is the first one.
         offset: its place in the file; None: that of the first one.
 
-    Raises a DecodeError if it has more tags than are read, or claims more bytes than there are; or what Pillow raises.
+    Raises a MetadataError if it has more tags than are read, or claims more bytes than it has, or what Pillow raises.
     """
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
@@ -229,13 +231,13 @@ class _XmpTree(TreeBuilder):
         return super().start(tag, attrs)
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
-        raise DecodeError("XmlDoctype", f"it declares a document type, {name!r}, which XMP has not")
+        raise MetadataError(f"it declares a document type, {name!r}, which XMP has not")
 
 
 def read_xmp(block: bytes) -> dict[str, tuple[XmpText, ...]]:
     """Read the properties of an XMP packet or sidecar; each with its texts, in order; structures are left out.
 
-    Raises a DecodeError if it is too large or declares a document type, xml.etree.ElementTree.ParseError if it is
+    Raises a MetadataError if it is too large or declares a document type, xml.etree.ElementTree.ParseError if it is
     broken.
     """
     if not block:
