@@ -88,6 +88,7 @@ def build(folder: Path, pages: dict[str, str]) -> None:
         make_archive(folder / place)
     make_photographs(folder / "photographs")
     make_museum(folder / "museum")
+    make_export(folder / "Takeout/Google Photos")
     for number in range(NUM_TARS):
         make_tar(folder / f"shards/{number:04d}.tar", number)
     (folder / "labels.py").write_text(LABELS)
@@ -162,6 +163,16 @@ def make_museum(root: Path) -> None:
         rows.append(f'1987.{number};"{CAPTIONS[number]}; étude";Unknown;ca. 1710;scans/1987.{number}.tif')
     rows.append("1988.1;Self-portrait, lost;Dürer, Albrecht;1502;scans/1988.1.tif")
     (root / "objects.csv").write_text("\r\n".join(rows), encoding="utf-8")
+
+
+def make_export(root: Path) -> None:
+    """Write an album as Takeout exports it: each photo with a description beside it."""
+    album = root / "Photos from 2025"
+    album.mkdir(parents=True)
+    for number, caption in enumerate(CAPTIONS):
+        samples.make_image(300 + number).save(album / f"IMG_{number}.jpg")
+        said = {"title": f"IMG_{number}.jpg", "description": caption, "photoTakenTime": {"timestamp": "1750000000"}}
+        (album / f"IMG_{number}.jpg.supplemental-metadata.json").write_text(json.dumps(said))
 
 
 def jpeg(image: Image.Image) -> bytes:
