@@ -209,7 +209,7 @@ class DecodeConfig(ConfigSection):
 class MetadataConfig(ConfigSection):
     """What pictures and clips say of themselves, as columns beside their vectors; docs/metadata.md lists them.
 
-    Both keys take columns and groups. What is left out is not read, and null in new rows; `embedder refresh --metadata`
+    Both keys take columns and groups. What is left out is not read, and null in new rows; `embedder migrate --metadata`
     removes it from those that are there.
     """
 

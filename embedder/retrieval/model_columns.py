@@ -74,6 +74,11 @@ class ModelColumns:
         return len(self._models) == 1
 
     @property
+    def medium_columns(self) -> tuple[str, ...]:
+        """Columns of the medium, which are in the main model's table."""
+        return self._models[""][1].medium_columns
+
+    @property
     def others(self) -> str:
         """Short hash of the versions of the other models, whose columns the rows have too; empty for none."""
         versions = [[name, own.embeddings] for name, (_, own) in self._models.items() if name != self._model]

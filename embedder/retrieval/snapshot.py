@@ -384,7 +384,7 @@ class Snapshot:
     @locked_cached_property
     def metadata(self) -> RowMetadata:
         """Table without its vectors, with the columns of other models."""
-        medium = self.current.medium_columns
+        medium = self.current.medium_columns if self._models is None else self._models.medium_columns
         return RowMetadata(self._table, self._models, self._has_picture, self.embedded_files, self.mapped, medium)
 
     @locked_cached_property

@@ -209,7 +209,7 @@ def as_answer(
         "end_s": hit.end_s,
         "segments": [each._asdict() for each in hit.segments],
         "duplicates": [each._asdict() for each in hit.duplicates],
-        "carryover": hit.carryover,
+        "carryover": {name: value for name, value in hit.carryover.items() if name not in publication.hidden},
         "medium": {name: value for name, value in hit.medium.items() if name not in publication.hidden},
         "since": publication.changed_since(hit.item_id),
         "links": {
