@@ -6,10 +6,15 @@ from model_stores import add_model, code_section, label_row, vector_row
 from running_server import running
 from search_stores import picture, searchable, towards
 from served import FOLLOW_S, Served
+from store_samples import INFO
 from test_publications import wait_for
 
 from embedder.errors import ConfigError, StoreError
 from embedder.retrieval.remote_store import connect
+from embedder.store.journal.runs import new_run
+from embedder.store.layout import utc_now
+from embedder.store.publish.current import publish_current
+from embedder.store.store_info import read_published
 
 NAMES = ["a.png", "b.png", "c.png"]
 QUERY = {"vector": towards(0).tolist()}
@@ -121,3 +126,20 @@ def test_no_request_runs_code_of_the_store_unless_the_operator_allowed_it(files,
         assert "model own of the store: it is of the kind python" in answer.error["what"]
         assert answer.error["cure"].endswith("(--allow-store-code)")
         assert str(tmp_path) not in str(answer.error)
+
+
+def test_places_are_shown_by_no_model_unless_uris_are(tmp_path):
+    """The medium's columns stand in the main model's table; a further model's rows have them, too."""
+    pictures = [picture(name, 10 * number) for number, name in enumerate(("a.png", "b.png"))]
+    files = searchable(tmp_path / "s", *pictures, index=False, latitude=[48.1] * 2, camera=["K-1"] * 2).files
+    run = new_run(files, INFO, pa.schema([]), "refresh")
+    changes = {"medium_columns": ("latitude", "camera"), "run_id": run.run_id, "published_at": utc_now()}
+    publish_current(files, read_published(files).model_copy(update=changes), "refresh")
+    add_model(files, "clip", *(vector_row(name, towards(20)) for name in ("a.png", "b.png")))
+    for show_uris, shown in ((False, {"camera": "K-1"}), (True, {"camera": "K-1", "latitude": 48.1})):
+        with running(files.address, show_uris=show_uris, cache_dir=tmp_path / f"cache-{show_uris}") as url:
+            server = Served(url, None, tmp_path)
+            for model in ("main", "clip"):
+                answer = server.search({"vector": towards(0).tolist()}, model=model)
+                for hit in answer.json["answers"][0]["hits"]:
+                    assert (hit["carryover"], hit["medium"]) == ({}, shown), (model, show_uris)
