@@ -19,7 +19,7 @@ from embedder.media.media_errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.medium_columns import BY_NAME
 from embedder.sources.fetch import FetchError
-from embedder.sources.item_ranges import embedded_file, open_item
+from embedder.sources.item_ranges import ITEM_FILE, embedded_file, open_item
 from embedder.storage.file_adapter import ByteRanges
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import medium_array, rewritten_name, store_part
@@ -34,7 +34,6 @@ from embedder.store.tables.tables import RecordTable
 LOG = logging.getLogger(__name__)
 MARK = "format"
 """Column that each row has whose file was read."""
-OF_ITEMS = ("item_id", "source", "size_bytes", "modified", "stale")
 
 
 class Filled(NamedTuple):
@@ -132,7 +131,7 @@ def fill_metadata(
     RecordTable(files, "embeddings").add_columns(medium_schema(wanted))
     operation, reader = begin(files, "migration", current), HeaderReader(limits or DecodeLimits(), wanted)
     parts = parts_at(files, current)
-    items = RecordTable(files, "items", current.items).read(list(OF_ITEMS))
+    items = RecordTable(files, "items", current.items).read(list(ITEM_FILE))
     parts[""]["embeddings"] = [
         part if filled is None else store_part(files, "embeddings", _name(operation.run_id, part), filled, session="")
         for part in parts[""]["embeddings"]

@@ -96,7 +96,7 @@ def picture_values(
     notes = list[str]()
     blocks = read_blocks(opened if opened is not None else Image.new("1", (1, 1)), file)
     values = _try("form", notes, lambda: _form_values(form, opened, file, columns))
-    values |= source_values(Sources(blocks, {}), columns, notes)
+    values |= source_values(Sources(blocks, {}), notes)
     if sized is not None:
         values |= _try("pixels", notes, lambda: pixel_values(sized, columns))
     return with_note(values, (*blocks.notes, *notes), columns)
@@ -119,11 +119,11 @@ def _try(what: str, notes: list[str], read: Callable[[], Values]) -> Values:
         return {}
 
 
-def source_values(sources: Sources, columns: Collection[str], notes: list[str]) -> Values:
+def source_values(sources: Sources, notes: list[str]) -> Values:
     """Return the values that stand in metadata; a group that can't be read is left out, with a note."""
     values: Values = {}
     for what, read in (("time", _times), ("camera", _camera), ("place", _place), ("author", _texts)):
-        values |= _try(what, notes, lambda read=read: read(sources, columns))  # type: ignore[misc]
+        values |= _try(what, notes, lambda read=read: read(sources))  # type: ignore[misc]
     return values
 
 
@@ -241,7 +241,7 @@ def _moments(grey: Image.Image) -> tuple[float, float]:
     return sum(map(mul, counts, LEVELS)) / num, sum(map(mul, counts, SQUARES)) / num
 
 
-def _times(sources: Sources, columns: Collection[str]) -> Values:
+def _times(sources: Sources) -> Values:
     taken = sources.first("taken_at", lambda found: _read_time(_with_parts(found, sources)))
     if taken is not None:
         moment, offset = taken
@@ -286,7 +286,7 @@ def _offset_min(found: Any) -> int | None:
     return None if match is None or minutes > 14 * 60 else minutes * (1 if match[1] == "+" else -1)
 
 
-def _camera(sources: Sources, columns: Collection[str]) -> Values:
+def _camera(sources: Sources) -> Values:
     model = sources.first("camera", text_of)
     maker = next((text for each in MAKERS if (text := text_of(sources.get(each)))), None)
     if model and maker and not model.lower().startswith(maker.lower().split()[0]):
@@ -301,7 +301,7 @@ def _camera(sources: Sources, columns: Collection[str]) -> Values:
 MAKERS = ("exif.Make", "xmp.tiff:Make", "clip.com.apple.quicktime.make")
 
 
-def _place(sources: Sources, columns: Collection[str]) -> Values:
+def _place(sources: Sources) -> Values:
     point = ISO_6709.fullmatch(text_of(_location(sources.clip)) or "")
     if point is not None:
         latitude, longitude, altitude = (_number(each) if each else None for each in point.groups())
@@ -337,7 +337,7 @@ def _degrees(found: Any, ref: Any) -> float | None:
     return round(-total if side in ("S", "W") else total, 7)
 
 
-def _texts(sources: Sources, columns: Collection[str]) -> Values:
+def _texts(sources: Sources) -> Values:
     return {name: sources.first(name, text_of) for name in ("creator", "credit", "copyright", "software")}
 
 
@@ -392,7 +392,7 @@ def clip_values(container: Any, stream: Any, size: Size, orientation: int, colum
         "codec": stream.codec_context.name,
         "has_audio": bool(container.streams.audio),
     }
-    return with_note(values | source_values(Sources(MetadataBlocks(), tags), columns, notes), notes, columns)
+    return with_note(values | source_values(Sources(MetadataBlocks(), tags), notes), notes, columns)
 
 
 def _container_name(name: str, tags: Mapping[str, str]) -> str:

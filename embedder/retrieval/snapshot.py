@@ -34,7 +34,7 @@ from embedder.retrieval.row_files import (
     write_row_files,
 )
 from embedder.sources.byte_ranges import EmbeddedFile
-from embedder.sources.item_ranges import embedded_file
+from embedder.sources.item_ranges import ITEM_FILE, embedded_file
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, StoreInfo
@@ -58,7 +58,6 @@ SAMPLE_ROWS = 1000  # of vectors, enough to know the deviation of scores to a fe
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, besides carryover
 
 HAS_PICTURE = "has_picture"  # column for conditions: whether a row has the vector of an image or a video segment
-ITEM_FILE = ("item_id", "source", "size_bytes", "modified", "stale")  # what identifies an item's file
 
 
 class IdRows:

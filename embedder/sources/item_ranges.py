@@ -15,6 +15,8 @@ from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
 from embedder.storage.web_address import is_web
 
+ITEM_FILE = ("item_id", "source", "size_bytes", "modified", "stale")
+"""Columns of the items table that identify an item's file."""
 MAX_DOWNLOAD_BYTES = 1 << 30  # of a video that is downloaded for display
 
 
@@ -55,8 +57,7 @@ class BytesRanges:
 def embedded_file(uri: str, item: Mapping[str, Any], *, is_text: bool) -> EmbeddedFile | None:
     """Return what an item's local file has to be; None for the web and for object stores, which have no links.
 
-    `item` is its row of the items table: `item_id`, `source`, `size_bytes`, `modified`, `stale`. `is_text` marks a
-    caption without an image.
+    `item` has the columns `ITEM_FILE` of its row of the items table. `is_text` marks a caption without an image.
     """
     path, part = split_uri(uri)
     if is_web(path) or is_remote(path):

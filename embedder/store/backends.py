@@ -50,6 +50,11 @@ class FileInfo(NamedTuple):
     size_bytes: int
 
 
+def manifests_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
+    """Order files for deletion, by path within: a folder without its manifest is none, so readers leave it alone."""
+    return sorted(infos, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
+
+
 def is_unfinished(path: str) -> bool:
     """Return whether a file is unfinished: its writer is at work or was killed."""
     return TEMPORARY.fullmatch(path) is not None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from embedder.config_toml.sections import IndexConfig
 from embedder.errors import StoreError
+from embedder.store.backends import manifests_first
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.store_errors import local_problem
@@ -70,7 +71,7 @@ def repair_words(files: StoreFiles, version: int, config: IndexConfig) -> None:
     if has_words(files, version) and _is_unaltered(files, version, config.words):
         return
     files.confirm_lease()
-    for info in sorted(files.list(words_path(version)), key=lambda info: not info.path.endswith(MANIFEST_NAME)):
+    for info in manifests_first(files.list(words_path(version))):
         files.delete(info.path)
     ensure_words(files, version, config.model_copy(update={"build": True}), may_update=False)
 

@@ -50,6 +50,11 @@ def parse_config(config_class: str, tree: Mapping[str, Any], where: Path) -> Any
         raise ModelError(f"{where}: {' '.join(str(error).split())[:200]}") from None
 
 
+QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
+QKV_ROWS = {f"{part}.{leaf}": (n, n + 1, 3) for n, part in enumerate(QKV) for leaf in ("weight", "bias")}
+"""Projections of queries, keys and values; their rows in a matrix of all three, as `TowerImport.rows` has them."""
+
+
 def check_settings(family: type[T], where: Path, theirs: Any, expected: Mapping[str, object], **fields: Any) -> T:
     """Make a tower from its fields; raises a ModelError for them, or for settings that aren't as expected."""
     for key, value in expected.items():

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from shards.file_schema import require_multiple
 from shards.ranges import LayerRange
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes, norm_shapes
-from shards.towers.from_transformers import check_settings
+from shards.towers.from_transformers import QKV, QKV_ROWS, check_settings
 from shards.towers.text_encoder import IGNORED, TextActivation, TextEncoderTower, TextPooling, TokenPoolings
 
 if TYPE_CHECKING:
@@ -250,8 +250,6 @@ def _read_eurobert(theirs: Any, names: frozenset[str], where: Path) -> RotaryTex
     return _read_as(EuroBertTower, theirs, where, "cls" if theirs.classifier_pooling == "bos" else "mean")
 
 
-_QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
-_QKV_ROWS = {f"{part}.{leaf}": (n, n + 1, 3) for n, part in enumerate(_QKV) for leaf in ("weight", "bias")}
 _PUBLISHED = {
     "mlp.up_proj": "mlp.fc11",
     "mlp.gate_proj": "mlp.fc12",
@@ -269,11 +267,11 @@ def nomic_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     _, layer, part = name.split(".", 2)
     module, _, leaf = part.rpartition(".")
     if not is_published:
-        parts = _QKV if module in _QKV else (module,)
+        parts = QKV if module in QKV else (module,)
         return tuple(f"layers.{layer}.{each}.{leaf}" for each in parts)
     attention = "mixer" if any(".mixer." in each for each in names) else "attn"
     theirs = _PUBLISHED.get(module, module).replace("self_attn.o_proj", f"{attention}.out_proj")
-    return (f"encoder.layers.{layer}.{f'{attention}.Wqkv' if module in _QKV else theirs}.{leaf}",)
+    return (f"encoder.layers.{layer}.{f'{attention}.Wqkv' if module in QKV else theirs}.{leaf}",)
 
 
 def eurobert_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
@@ -286,10 +284,8 @@ TOWERS = (NomicBertTower, JinaEmbeddingsV3Tower, EuroBertTower)
 _HEADS = (*IGNORED, "cls.", "lm_head.", "rotary_emb.", "score.", "dense.")
 IMPORTS = {
     "nomic_bert": TowerImport(
-        "NomicBertConfig", _read_nomic, nomic_names, ignored=_HEADS, rows=_QKV_ROWS, has_pooled_output=False
+        "NomicBertConfig", _read_nomic, nomic_names, ignored=_HEADS, rows=QKV_ROWS, has_pooled_output=False
     ),
-    "jina_embeddings_v3": TowerImport(
-        "JinaEmbeddingsV3Config", _read_jina, nomic_names, ignored=_HEADS, rows=_QKV_ROWS
-    ),
+    "jina_embeddings_v3": TowerImport("JinaEmbeddingsV3Config", _read_jina, nomic_names, ignored=_HEADS, rows=QKV_ROWS),
     "eurobert": TowerImport("EuroBertConfig", _read_eurobert, eurobert_names, ignored=_HEADS, has_pooled_output=False),
 }

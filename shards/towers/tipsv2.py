@@ -20,7 +20,7 @@ from shards.towers import dino_imports
 from shards.towers.base import ModelClass, Shapes, TowerImport
 from shards.towers.clip import PreNormTextTower
 from shards.towers.dino_imports import dinov2_with_registers_names
-from shards.towers.from_transformers import check_settings
+from shards.towers.from_transformers import QKV, QKV_ROWS, check_settings
 from shards.towers.text_encoder import TextActivation, pool_by
 
 if TYPE_CHECKING:
@@ -95,8 +95,6 @@ def _read_text(theirs: Any, names: frozenset[str], where: Path) -> Tipsv2TextTow
 _TEXT_TOP = {"embeddings.token_embedding.": "token_embedding.", "final_layer_norm.": "ln_final."}
 _TEXT_BLOCK = {"layer_norm1": "ln_1", "layer_norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}
 _TEXT_BLOCK["self_attn.out_proj"] = "attn.out_proj"
-_QKV = tuple(f"self_attn.{part}_proj" for part in "qkv")
-_QKV_ROWS = {f"{part}.{leaf}": (n, n + 1, 3) for n, part in enumerate(_QKV) for leaf in ("weight", "bias")}
 
 
 def tipsv2_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
@@ -107,10 +105,10 @@ def tipsv2_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
             return (name.replace(ours, theirs) if is_published else name,)
     prefix, layer, part = "encoder.layers.", *name.removeprefix("encoder.layers.").split(".", 1)
     module, _, leaf = part.rpartition(".")
-    if is_published and module in _QKV:
+    if is_published and module in QKV:
         return (f"transformer.resblocks.{layer}.attn.in_proj_{leaf}",)
-    if module in _QKV:
-        return tuple(f"{prefix}{layer}.{each}.{leaf}" for each in _QKV)
+    if module in QKV:
+        return tuple(f"{prefix}{layer}.{each}.{leaf}" for each in QKV)
     return (f"transformer.resblocks.{layer}.{_TEXT_BLOCK[module]}.{leaf}" if is_published else name,)
 
 
@@ -129,7 +127,7 @@ TOWERS = (Tipsv2TextTower,)
 _DINOV2 = dino_imports.IMPORTS["dinov2_with_registers"]
 IMPORTS = {
     "tipsv2_text_model": TowerImport(
-        "Tipsv2TextConfig", _read_text, tipsv2_text_names, ignored=("embeddings.position_ids",), rows=_QKV_ROWS
+        "Tipsv2TextConfig", _read_text, tipsv2_text_names, ignored=("embeddings.position_ids",), rows=QKV_ROWS
     ),
     "tipsv2_vision_model": replace(
         _DINOV2,

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from embedder.errors import StoreError
-from embedder.store.backends import FileInfo, is_unfinished
+from embedder.store.backends import FileInfo, is_unfinished, manifests_first
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import run_time, unfinished_runs
 from embedder.store.layout import INPUT_FOLDER, PAIRS_FILE, RUNS_FOLDER, STORE_FILE, Current, Published
@@ -231,7 +231,7 @@ def _indexes(
         if manifest["embeddings_version"] in tables and number not in recorded and is_young:
             needed.add(number)  # from a store older than such records, or from a killed build
     doomed = [info for info, match in infos if int(match["number"]) not in needed]
-    return sorted(doomed, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
+    return manifests_first(doomed)
 
 
 def _read_manifest(files: StoreFiles, path: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Named after the versions of both tables and the index that they belong to, so th
 import re
 from collections.abc import Collection
 
-from embedder.store.backends import FileInfo
+from embedder.store.backends import FileInfo, manifests_first
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current
 
@@ -24,7 +24,7 @@ def unneeded_rows(files: StoreFiles, versions: Collection[Current]) -> list[File
     needed = {_name(version) for version in versions if version.index is not None}
     infos = [(info, match) for info in files.list(ROWS_FOLDER) if (match := _FILE.fullmatch(info.path))]
     found = [info for info, match in infos if match["name"] not in needed]
-    return sorted(found, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
+    return manifests_first(found)
 
 
 def _name(version: Current) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import pyarrow as pa
 
-from embedder.store.backends import FileInfo
+from embedder.store.backends import FileInfo, manifests_first
 from embedder.store.files import StoreFiles
 
 WORDS_FOLDER = "words"
@@ -40,4 +40,4 @@ def unneeded_words(files: StoreFiles, versions: Collection[int]) -> list[FileInf
     """List the files of word indexes of other versions, manifests first: without them the rest is no index."""
     infos = [(info, match) for info in files.list(WORDS_FOLDER) if (match := _FILE.fullmatch(info.path))]
     found = [info for info, match in infos if int(match["version"]) not in versions]
-    return sorted(found, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
+    return manifests_first(found)

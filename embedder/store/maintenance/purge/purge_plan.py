@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from embedder.store.backends import FileInfo
+from embedder.store.backends import FileInfo, manifests_first
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import JournalEntry, read_entry
 from embedder.store.journal.journal_segments import is_segment, segment_lines
@@ -325,17 +325,12 @@ def _list_deleted(
 
 def _words_files(infos: Sequence[FileInfo]) -> list[FileInfo]:
     """Return the files of the word indexes of all models."""
-    return _manifests_first(info for info in infos if _WORDS.fullmatch(info.path))
-
-
-def _manifests_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
-    """Order files for deletion: without its manifest the rest is no index."""
-    return sorted(infos, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
+    return manifests_first(info for info in infos if _WORDS.fullmatch(info.path))
 
 
 def _index_files(infos: Sequence[FileInfo], indexes: Collection[str]) -> list[FileInfo]:
     """Return the files of index versions."""
-    return _manifests_first(info for info in infos if info.path.rpartition("/")[0] in indexes)
+    return manifests_first(info for info in infos if info.path.rpartition("/")[0] in indexes)
 
 
 def _is_index_file(info: FileInfo, name: str) -> bool:
