@@ -173,13 +173,17 @@ def with_former_columns(
 ) -> StoreInfo:
     """Add the columns that removed steps, or another `[metadata]`, have left in the store's table.
 
-    They stay, and are null in new rows. Columns of the medium give way to `carried` ones and steps' of the same name.
+    They stay, and are null in new rows. Columns of the medium give way to steps' and carried ones of the same name,
+    also to those that were carried before: `embedder.ingest.embed` refuses a run that carries them no more.
     """
+    of_medium, of_steps, others = {*info.medium_columns}, dict[str, str](), {*carried}
     bound = read_record(files, STORE_FILE, StoreInfo) if current is not None else None
-    served = served_info(bound, current) if bound is not None else None
-    of_steps = (served.step_columns if served is not None else {}) | info.step_columns
-    of_medium = {*info.medium_columns, *(served.medium_columns if served is not None else ())} - {*carried, *of_steps}
-    names = tuple(name for name in BY_NAME if name in of_medium)
+    if bound is not None:
+        served, table = served_info(bound, current), RecordTable(files, "embeddings")
+        of_medium, of_steps = of_medium | {*served.medium_columns}, served.step_columns
+        others |= {*(table.schema.names if table.schema is not None else ())} - {*served.medium_columns}
+    of_steps = of_steps | info.step_columns
+    names = tuple(name for name in BY_NAME if name in of_medium - others - of_steps.keys())
     return info.model_copy(update={"step_columns": of_steps, "medium_columns": names})
 
 

@@ -245,7 +245,8 @@ class ItemReader:
     def _finish(self, row: Values, image: "PendingImage") -> Values:
         known: Values = {"content_version": image.version}
         if (medium := row.pop("medium", None)) is not None:
-            known["medium"] = json.dumps(medium | {"content_hash": image.file_hash})
+            with_hash = {"content_hash": image.file_hash} if "content_hash" in self.spec.medium_columns else {}
+            known["medium"] = json.dumps(medium | with_hash)
         if not image.needs[""]:
             known["unchanged"] = True
         return _raw_file_row(image.uri, row | self._flags(image.needs)) | known

@@ -12,7 +12,7 @@ from embedding_runs import embedded
 
 import embedder
 from embedder.config import load_config
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, StoreError
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.fill_metadata import fill_metadata
 from embedder.medium_columns import BY_NAME, OF_PIXELS
@@ -221,3 +221,43 @@ def test_a_rolled_back_store_reads_as_before_and_can_go_on(old_store, photos):
     assert {key: {name: row[name] for name in before[key]} for key, row in rows_of(old_store.store).items()} == before
     hits = embedder.open_store(old_store.store).search("red", k=3)
     assert [(hit.carryover, hit.medium) for hit in hits] == [({}, {})] * 3
+
+
+def test_what_is_left_out_later_is_not_filled_again(make_run, photos):
+    config = make_run(photos)
+    embed(config)
+    shutil.copy(FILES / "iptc.jpg", photos)
+    refresh(make_run(photos, metadata={"drop": ["hash", "creator"]}))
+    rows = rows_of(config.store)
+    assert rows["tagged.jpg", 0]["content_hash"] is not None
+    assert rows["iptc.jpg", 0]["content_hash"] is rows["iptc.jpg", 0]["creator"] is None
+
+
+def test_a_carried_column_that_is_carried_no_more_is_not_filled_by_the_medium(make_run, photos, tmp_path):
+    def listed(names):
+        content = {"image": [str(photos / name) for name in names], "camera": ["by hand"] * len(names)}
+        pq.write_table(pa.table(content), tmp_path / "list.parquet")
+
+    def source(*carried):
+        return [{"path": str(tmp_path / "list.parquet"), "carryover": [*carried], "columns": {"image": "image"}}]
+
+    listed(["tagged.jpg"])
+    config = make_run(source("camera"))
+    embed(config)
+    listed(["tagged.jpg", "tagged.png"])
+    with pytest.raises(StoreError, match="its columns and this run's differ in camera; carry over"):
+        refresh(make_run(source()))
+    assert [row["camera"] for row in rows_of(config.store).values()] == ["by hand"]
+
+
+def test_a_former_steps_column_is_not_filled_by_the_medium(make_run, photos, tmp_path):
+    code = "def look(batch):\n    return {'sharpness': ['by eye'] * len(batch)}\n"
+    (tmp_path / "steps.py").write_text(code)
+    step = {"name": "eye", "callable": f"{tmp_path}/steps.py:look", "inputs": ["image"]}
+    config = make_run(photos, step=[step | {"outputs": {"sharpness": "string"}}])
+    embed(config)
+    shutil.copy(FILES / "iptc.jpg", photos)
+    refresh(make_run(photos))
+    rows = rows_of(config.store)
+    assert rows["iptc.jpg", 0]["sharpness"] is None
+    assert rows["iptc.jpg", 0]["brightness"] is not None
