@@ -123,7 +123,8 @@ COLUMNS = (
 BY_NAME = {column.name: column for column in COLUMNS}
 GROUPS = tuple(dict.fromkeys(column.group for column in COLUMNS))
 OF_PIXELS = ("perceptual_hash", "sharpness", "brightness", "one_colour_share")
-"""Columns that headers don't give, besides the hash of all bytes."""
+NOT_IN_HEADERS = (*OF_PIXELS, "content_hash")
+"""Columns that headers don't give: the picture, or all bytes, are needed."""
 
 
 def check_medium_name(name: str) -> str:

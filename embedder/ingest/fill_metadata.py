@@ -5,9 +5,12 @@ the same order, and published as a migration. Columns that `[metadata]` leaves o
 """
 
 import logging
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +20,7 @@ from embedder.errors import StoreError
 from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder
-from embedder.medium_columns import BY_NAME
+from embedder.medium_columns import BY_NAME, NOT_IN_HEADERS
 from embedder.sources.fetch import FetchError
 from embedder.sources.item_ranges import ITEM_FILE, embedded_file, open_item
 from embedder.storage.file_adapter import ByteRanges
@@ -25,15 +28,18 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import medium_array, rewritten_name, store_part
 from embedder.store.journal.runs import unfinished_runs
 from embedder.store.layout import Published
-from embedder.store.part_file import PartFile
 from embedder.store.publish.current import IndexChoice, begin, parts_at, publish_files, writable
 from embedder.store.store_info import read_store_info, served_info
-from embedder.store.tables.arrow_lookup import positions
+from embedder.store.tables.arrow_lookup import KnownIds
 from embedder.store.tables.tables import RecordTable
 
 LOG = logging.getLogger(__name__)
 MARK = "format"
 """Column that each row has whose file was read."""
+NUM_READERS = 4
+"""Files whose headers are read at the same time, each by a child process of its own."""
+PUBLISH_EVERY_S = 600.0
+"""Seconds after which what is filled so far is published: a process that ends early has lost no more."""
 
 
 class Filled(NamedTuple):
@@ -94,6 +100,44 @@ class HeaderReader:
         return values
 
 
+class HeaderReaders:
+    """Header readers, each with its own child process, which share the files of a store."""
+
+    def __init__(self, limits: DecodeLimits, columns: Collection[str]) -> None:
+        self._all = [HeaderReader(limits, columns) for _ in range(NUM_READERS)]
+        self._idle = SimpleQueue[HeaderReader]()
+        for reader in self._all:
+            self._idle.put(reader)
+        self._threads = ThreadPoolExecutor(NUM_READERS, "headers")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        for reader in self._all:
+            reader.decoder.close()
+
+    def read(self, uris: Mapping[str, str], items: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Read the headers of items, whose places are `uris`; return their values by id."""
+
+        def values_of(item: Mapping[str, Any]) -> dict[str, Any]:
+            reader = self._idle.get()
+            try:
+                return reader.read(uris[item["item_id"]], item)
+            finally:
+                self._idle.put(reader)
+
+        items = list(items)
+        found = self._threads.map(values_of, items)
+        return {item["item_id"]: values for item, values in zip(items, found, strict=True)}
+
+    def count(self, filled: Filled) -> Filled:
+        """Return the result with the files and bytes that were read."""
+        num_read, bytes_read = (sum(getattr(each, name) for each in self._all) for name in ("num_read", "bytes_read"))
+        return filled._replace(num_read=num_read, bytes_read=bytes_read)
+
+
 def fill_metadata(
     files: StoreFiles,
     columns: Collection[str],
@@ -104,6 +148,8 @@ def fill_metadata(
 ) -> tuple[Published | None, Filled]:
     """Fill the columns of the medium of rows that lack them, and publish that as a new version.
 
+    Of a large store a version is published every ten minutes, so that the next call goes on where an ended one was.
+
     Args:
         files: the store, whose write lock the caller holds.
         columns: names of the columns to fill; others that the store has become null.
@@ -111,8 +157,8 @@ def fill_metadata(
         limits: of the sandbox.
         dry_run: only count.
 
-    Returns the publication, None if nothing changed, and what was found. Raises StoreError if there is no publication,
-    or an unfinished run's work would be lost.
+    Returns the last publication, None if nothing changed, and what was found. Raises StoreError if there is no
+    publication, or an unfinished run's work would be lost.
     """
     current = writable(files)
     table = RecordTable(files, "embeddings", current.embeddings)
@@ -120,65 +166,97 @@ def fill_metadata(
     taken = {field.name for field in table.schema or ()} - set(known)
     wanted = tuple(name for name in BY_NAME if name in columns and name not in taken)
     dropped = tuple(name for name in known if name not in wanted)
-    lacking = _count_lacking(table, wanted)
-    if dry_run or not (lacking.num_rows or dropped):
-        return None, lacking._replace(emptied=dropped)
+    lacking, ids = _count_lacking(table, wanted, dropped)
+    if dry_run or not (lacking.num_rows or lacking.emptied):
+        return None, lacking
     for run in unfinished_runs(files):
         raise StoreError(
             f"store {files.address}: run {run.run_id} is not finished, and filling columns would give up what it "
             "embedded; finish it first, by the command that began it"
         )
     RecordTable(files, "embeddings").add_columns(medium_schema(wanted))
-    operation, reader = begin(files, "migration", current), HeaderReader(limits or DecodeLimits(), wanted)
-    parts = parts_at(files, current)
-    items = RecordTable(files, "items", current.items).read(list(ITEM_FILE))
-    parts[""]["embeddings"] = [
-        part if filled is None else store_part(files, "embeddings", _name(operation.run_id, part), filled, session="")
-        for part in parts[""]["embeddings"]
-        for filled in [_fill(table.read(paths=[part.path]), items, wanted, dropped, reader)]
-    ]
+    items = _read_items(RecordTable(files, "items", current.items), ids)
     names = tuple(name for name in BY_NAME if name in {*known, *wanted})
-    new = publish_files(files, operation, current, parts, choose_index, medium_columns=names)
-    return new, lacking._replace(num_read=reader.num_read, bytes_read=reader.bytes_read, emptied=dropped)
+    new, published_s, parts = None, time.monotonic(), parts_at(files, current)
+    operation, own, like = None, parts[""]["embeddings"], current
+    with HeaderReaders(limits or DecodeLimits(), wanted) as readers:
+        for number, part in enumerate(own):
+            rows = _fill(table, part.path, items, (wanted, lacking.emptied), readers)
+            if rows is not None:
+                operation = operation or begin(files, "migration", like)
+                name = rewritten_name(operation.run_id, "", "metadata", [part.path])
+                own[number] = store_part(files, "embeddings", name, rows, session="")
+            is_due = time.monotonic() - published_s > PUBLISH_EVERY_S or number == len(own) - 1
+            if operation is not None and is_due:
+                new = like = publish_files(files, operation, like, parts, choose_index, medium_columns=names)
+                operation, published_s = None, time.monotonic()
+        return new, readers.count(lacking)
 
 
-def _name(run_id: str, part: PartFile) -> str:
-    return rewritten_name(run_id, "", "metadata", [part.path])
+def _in_headers(wanted: Collection[str]) -> list[str]:
+    """Return the columns that show whether a row's header was read."""
+    return [MARK] if MARK in wanted else [name for name in wanted if name not in NOT_IN_HEADERS]
 
 
 def _is_lacking(rows: pa.Table, wanted: Collection[str]) -> pa.ChunkedArray:
     """Return which rows are of a picture or clip whose file was not read."""
-    has_medium = pc.is_in(rows["modality"], value_set=pa.array(["image", "video", "pair"]))
-    if MARK not in rows.column_names or MARK not in wanted:
-        return has_medium
-    return pc.and_(has_medium, pc.is_null(rows[MARK]))
+    shown = _in_headers(wanted)
+    lacking = pc.is_in(rows["modality"], value_set=pa.array(["image", "video", "pair"] if shown else [], pa.string()))
+    for name in shown:
+        if name in rows.column_names:
+            lacking = pc.and_(lacking, pc.is_null(rows[name]))
+    return lacking
 
 
-def _count_lacking(table: RecordTable, wanted: Collection[str]) -> Filled:
-    names = ["item_id", "modality", *([MARK] if MARK in (table.schema or pa.schema([])).names else [])]
-    num_rows = num_files = 0
-    for rows in table.pieces(names) if wanted else ():
+def _narrow(table: RecordTable, names: Collection[str]) -> list[str]:
+    has = table.schema.names if table.schema is not None else []
+    return ["item_id", "modality", *(name for name in names if name in has)]
+
+
+def _count_lacking(table: RecordTable, wanted: Collection[str], dropped: Collection[str]) -> tuple[Filled, pa.Array]:
+    """Count the rows that lack columns; return with that their items' ids, and which dropped columns have values."""
+    ids, num_rows, emptied = list[pa.Array](), 0, set[str]()
+    for rows in table.pieces(_narrow(table, [*_in_headers(wanted), *dropped])):
         lacking = rows["item_id"].filter(_is_lacking(rows, wanted))
-        num_rows, num_files = num_rows + len(lacking), num_files + len(lacking.unique())
-    return Filled(num_rows, num_files)
+        num_rows, ids = num_rows + len(lacking), [*ids, lacking.unique()]
+        emptied |= {name for name in dropped if name in rows.column_names and rows[name].null_count < rows.num_rows}
+    found = pa.chunked_array(ids, pa.string()).unique()
+    return Filled(num_rows, len(found), emptied=tuple(name for name in dropped if name in emptied)), found
+
+
+def _read_items(table: RecordTable, ids: pa.Array) -> pa.Table:
+    """Read what locates the files of some items."""
+    known = KnownIds(ids)
+    pieces = [rows.filter(known.are_listed(rows["item_id"])) for rows in table.pieces(list(ITEM_FILE))]
+    return pa.concat_tables(pieces) if pieces else table.read(list(ITEM_FILE))
 
 
 def _fill(
-    rows: pa.Table, items: pa.Table, wanted: Collection[str], dropped: Collection[str], reader: HeaderReader
+    table: RecordTable,
+    path: str,
+    items: pa.Table,
+    columns: tuple[Collection[str], Collection[str]],
+    readers: HeaderReaders,
 ) -> pa.Table | None:
-    """Return the rows of one part file with their columns; None if nothing about them changes."""
-    lacking = _is_lacking(rows, wanted) if wanted else pa.chunked_array([pa.repeat(False, rows.num_rows)])
-    found = _read_values(rows.filter(lacking), items, reader)
-    dropped = [name for name in dropped if name in rows.column_names and rows[name].null_count < rows.num_rows]
-    if not dropped and not any(found.values()):
+    """Return the rows of a part file with their columns; None if nothing about them changes.
+
+    `columns` are those to fill and those to empty. Vectors are read of a file that changes only.
+    """
+    wanted, emptied = columns
+    narrow = table.read(_narrow(table, [*_in_headers(wanted), *emptied]), [path])
+    lacking = _is_lacking(narrow, wanted)
+    found = _read_values(table, path, narrow["item_id"].filter(lacking), items, readers)
+    emptied = [name for name in emptied if name in narrow.column_names and narrow[name].null_count < len(narrow)]
+    if not emptied and not any(found.values()):
         return None
+    rows = table.read(paths=[path])
     ids = rows["item_id"].to_pylist()
     values = [found.get(item, {}) if lacks else {} for item, lacks in zip(ids, lacking.to_pylist(), strict=True)]
     for column in medium_schema(wanted):
         new = pa.chunked_array([medium_array([each.get(column.name) for each in values], column)])
         has_old = column.name in rows.column_names
         rows = _with_column(rows, column, pc.coalesce(new, rows[column.name]) if has_old else new)
-    for column in medium_schema(dropped):
+    for column in medium_schema(emptied):
         rows = _with_column(rows, column, pa.chunked_array([pa.nulls(rows.num_rows, column.type)]))
     return rows
 
@@ -189,10 +267,13 @@ def _with_column(rows: pa.Table, column: pa.Field, values: pa.ChunkedArray) -> p
     return rows.set_column(rows.schema.get_field_index(column.name), column, values)
 
 
-def _read_values(rows: pa.Table, items: pa.Table, reader: HeaderReader) -> dict[str, dict[str, Any]]:
-    """Read the headers of the rows' items, by id; an item of several rows once."""
-    uris = dict(zip(rows["item_id"].to_pylist(), rows["uri"].to_pylist(), strict=True))
-    if not uris:
+def _read_values(
+    table: RecordTable, path: str, lacking: pa.ChunkedArray, items: pa.Table, readers: HeaderReaders
+) -> dict[str, dict[str, Any]]:
+    """Read the headers of a part file's items that lack columns, by id; an item of several rows once."""
+    here = items.filter(pc.is_in(items["item_id"], value_set=lacking.unique()))
+    if not here.num_rows:
         return {}
-    places = positions(pa.chunked_array([pa.array(list(uris), pa.string())]), items["item_id"]).drop_null()
-    return {each["item_id"]: reader.read(uris[each["item_id"]], each) for each in items.take(places).to_pylist()}
+    places = table.read(["item_id", "uri"], [path])
+    uris = dict(zip(places["item_id"].to_pylist(), places["uri"].to_pylist(), strict=True))
+    return readers.read(uris, here.to_pylist())

@@ -14,14 +14,13 @@ import embedder
 from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
 from embedder.ingest.embed import embed, refresh
-from embedder.ingest.fill_metadata import fill_metadata
-from embedder.medium_columns import BY_NAME, OF_PIXELS
+from embedder.ingest.fill_metadata import HeaderReader, fill_metadata
+from embedder.medium_columns import BY_NAME, NOT_IN_HEADERS
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.maintenance.compact import same_index
 
 FILES = Path(__file__).parents[1] / "media" / "foreign_files"
-NOT_OF_HEADERS = {*OF_PIXELS, "content_hash"}
 SAME = ("image_embedding", "text_embedding", "model_fingerprint", "preprocess_fingerprint", "content_version")
 
 
@@ -157,7 +156,7 @@ def test_an_old_store_gains_the_columns_from_headers_alone(old_store, make_run, 
     assert {key: {name: row[name] for name in before[key]} for key, row in after.items()} == before
     _, fresh = embedded(make_run(photos, store=str(tmp_path / "fresh")))
     expected = {
-        key: {name: value for name, value in values.items() if name not in NOT_OF_HEADERS}
+        key: {name: value for name, value in values.items() if name not in NOT_IN_HEADERS}
         for key, values in medium_of(fresh).items()
     }
     for name in ("num_frames", "is_animated"):
@@ -261,3 +260,40 @@ def test_a_former_steps_column_is_not_filled_by_the_medium(make_run, photos, tmp
     rows = rows_of(config.store)
     assert rows["iptc.jpg", 0]["sharpness"] is None
     assert rows["iptc.jpg", 0]["brightness"] is not None
+
+
+def test_what_was_emptied_is_not_published_again(make_run, photos):
+    embed(make_run(photos))
+    config = make_run(photos, metadata={"drop": ["gps"]})
+    assert fill(config)[1].emptied == ("latitude", "longitude", "altitude_m")
+    new, filled = fill(config)
+    assert (new, filled.emptied, filled.num_rows) == (None, (), 0)
+
+
+@pytest.mark.parametrize(("keep", "num_rows"), [(["gps"], 2), (["look"], 0)])
+def test_a_store_without_forms_counts_the_rows_whose_wanted_columns_are_empty(
+    old_store, make_run, photos, keep, num_rows
+):
+    config = make_run(photos, metadata={"keep": keep})
+    fill(config)
+    new, filled = fill(config)
+    assert (new, filled.num_rows) == (None, num_rows)
+
+
+def test_an_ended_fill_goes_on_where_it_was(make_run, old_store, photos, monkeypatch):
+    shutil.copy(FILES / "iptc.jpg", photos)
+    refresh(make_run(photos, metadata={"keep": []}))  # a second part file
+    monkeypatch.setattr("embedder.ingest.fill_metadata.PUBLISH_EVERY_S", 0.0)
+    real = HeaderReader.read
+
+    def read(self, uri, item):
+        if uri.endswith("iptc.jpg"):
+            raise KeyboardInterrupt
+        return real(self, uri, item)
+
+    monkeypatch.setattr(HeaderReader, "read", read)
+    with pytest.raises(KeyboardInterrupt):
+        fill(old_store)
+    monkeypatch.setattr(HeaderReader, "read", real)
+    assert fill(old_store)[1].num_files == 1
+    assert all(row["format"] for row in rows_of(old_store.store).values())
