@@ -87,7 +87,7 @@ def _leave_out_repeated(entries: Iterable[Entry]) -> Iterator[Entry]:
 
 def _with_names(page: pa.Table) -> pa.Table:
     stems = pc.replace_substring_regex(page["path"], r"\.[^./]*$", "")
-    stems = pc.replace_substring_regex(stems, r"/([^/]*)$", "\x01\\1")  # a folder's files follow each other
+    stems = pc.replace_substring_regex(stems, r"(?:^|/)([^/]*)$", "\x01\\1")  # a folder's files follow each other
     return page.append_column("stem", to_nfc(stems))
 
 

@@ -207,6 +207,8 @@ def medium_array(values: Sequence[Any], column: pa.Field) -> pa.Array:
         if pa.types.is_timestamp(column.type):
             times = [None if each is None else datetime.fromisoformat(each) for each in values]
             return pa.array(times, pa.timestamp("us")).cast(column.type)
+        if pa.types.is_integer(column.type):  # Arrow would cut fractions
+            values = [None if isinstance(each, float) and each % 1 else each for each in values]
         return pa.array(values, column.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError):  # a file may claim anything
         if len(values) == 1:

@@ -107,14 +107,15 @@ def test_takeout_is_asked_for_and_a_caption_file_comes_first(make_files):
     assert rows(True)["b.jpg"]["modified"] != after["b.jpg"]["modified"]
 
 
-def test_a_bucket_is_matched_folder_by_folder(bucket):
-    for folder in ("", "x/", "x/y/", "x!/"):
+@pytest.mark.parametrize("root", ["t/", ""])
+def test_a_bucket_is_matched_folder_by_folder(bucket, root):
+    for folder in ("", "a/", "a.jpg.d/", "x/", "x/y/", "x!/"):
         for name in ("a.jpg", "a(1).jpg", "a.jpg.json", "a.jpg(1).json", "b.jpg"):
-            bucket.objects[f"t/{folder}{name}"] = folder.encode() + name.encode()
-    listed = list_sources([SourceConfig(path="s3://team/t")], captions=CaptionRules(takeout=True))
+            bucket.objects[f"{root}{folder}{name}"] = folder.encode() + name.encode()
+    listed = list_sources([SourceConfig(path=f"s3://team/{root}")], captions=CaptionRules(takeout=True))
     rows = {row["item_id"]: row["caption_uri"] for table in listed for row in table.to_pylist()}
-    assert len(rows) == 12
-    for folder in ("", "x/", "x/y/", "x!/"):
-        assert rows[f"{folder}a.jpg"] == f"s3://team/t/{folder}a.jpg.json"
-        assert rows[f"{folder}a(1).jpg"] == f"s3://team/t/{folder}a.jpg(1).json"
+    assert len(rows) == 18
+    for folder in ("", "a/", "a.jpg.d/", "x/", "x/y/", "x!/"):
+        assert rows[f"{folder}a.jpg"] == f"s3://team/{root}{folder}a.jpg.json"
+        assert rows[f"{folder}a(1).jpg"] == f"s3://team/{root}{folder}a.jpg(1).json"
         assert rows[f"{folder}b.jpg"] is None

@@ -85,9 +85,12 @@ def test_a_value_that_is_none_of_its_column_is_null_and_costs_no_other_row():
         {"width": "wide", "iso": 100, "taken_at": "yesterday"},
         {"width": 9, "iso": "100", "taken_at": 5, "unknown": 1},
     ]
+    fractions = [{"width": 3.5, "iso": 100.0}]
     rows = pa.table({"medium": [*map(json.dumps, said), None]})
     filled = with_medium(rows, medium_schema(["width", "iso", "taken_at"]))
     assert filled["carried:width"].to_pylist() == [7, None, 9, None]
     assert filled["carried:iso"].to_pylist() == [None, 100, None, None]
     assert filled["carried:taken_at"].to_pylist() == [datetime(2023, 7, 4, 12), None, None, None]
+    cut = with_medium(pa.table({"medium": [*map(json.dumps, fractions)]}), medium_schema(["width", "iso"]))
+    assert (cut["carried:width"].to_pylist(), cut["carried:iso"].to_pylist()) == ([None], [100])
     assert "carried:unknown" not in filled.column_names
