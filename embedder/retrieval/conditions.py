@@ -16,6 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from embedder.errors import ConfigError
+from embedder.retrieval.cities import find_city
 from embedder.storage.printable import is_text, printable, readable
 from embedder.store.schema import VECTOR_COLUMNS
 
@@ -69,7 +70,7 @@ def _with_model_columns(where: str, columns: Collection[str]) -> str:
 
 
 def _with_place(where: str) -> str:
-    """Put a row's latitude and longitude before the arguments of `within`."""
+    """Put a row's latitude and longitude before the arguments of `within`, and those of a city in its name's place."""
     if WITHIN not in where.lower() or not is_text(where):
         return where
     import duckdb
@@ -80,6 +81,9 @@ def _with_place(where: str) -> str:
         if found is not None and kind in (duckdb.token_type.identifier, duckdb.token_type.keyword):
             pieces += [content[end : found.end()], ", ".join((*PLACE_COLUMNS, "")).encode()]
             end = found.end()
+            if named := NAME.match(content, end):
+                city = find_city(named[1].decode().replace("''", "'"))
+                pieces, end = [*pieces, f"{city.latitude}, {city.longitude}".encode()], named.end()
     return b"".join([*pieces, content[end:]]).decode()
 
 
@@ -216,6 +220,7 @@ WITHIN_MACRO = """CREATE TEMP MACRO within(y, x, lat, lon, km) AS CASE WHEN y + 
 Conditions give the last three; a row's own place is put before them, as a macro of DuckDB knows no columns.
 """
 CALL = re.compile(rb"within\s*\(", re.IGNORECASE)
+NAME = re.compile(rb"\s*'((?:[^']|'')*)'")
 OPERATORS = LIKE | LIKE_ESCAPE | {"+", "-", "*", "/", "//", "%", "^@"}
 TYPES = _words(
     "boolean tinyint smallint integer bigint hugeint utinyint usmallint uinteger ubigint float double decimal varchar "

@@ -66,6 +66,7 @@ def test_conditions_hits_and_tables_of_hits_have_them(make_run, photos, tmp_path
     assert ids("taken_at between '2023-07-01' and '2023-07-31' and height >= 48") == {"tagged.jpg", "tagged.png"}
     assert ids("within(48.1, 11.5, 25)") == {"tagged.jpg", "tagged.png", "clip.mp4"}
     assert ids("within(48.1, 11.5, 5)") == set()
+    assert ids("within('München', 25) AND iso = 400") == {"tagged.jpg", "tagged.png"}
     assert ids("latitude < 0 and year(taken_at) = 2020") == {"xmp.jpg"}
     assert ids("is_animated") == {"frames.gif"}
     hits = store.search("red", k=10, where="camera = 'Canon EOS R5'")

