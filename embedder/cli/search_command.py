@@ -81,6 +81,9 @@ class HitOptions:
     )
     min_score: Annotated[float | None, typer.Option(metavar="COSINE", help="Least score of a hit.")] = None
     all_segments: Annotated[bool, typer.Option("--all-segments", help="One hit per segment, not per video.")] = False
+    sort: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Order the hits by it: taken_at, 'taken_at desc'.")
+    ] = None
 
     def search_options(self, query: QueryOptions) -> SearchOptions:
         """Return them with the weights of a query, as a store takes them; raises `ConfigError` if one breaks a rule."""
@@ -189,6 +192,9 @@ def search(
         not_text=query.not_texts or None,
         not_image=query.not_images or None,
     )
+    if hits.sort is not None:
+        for found in answers:
+            found.order_by(hits.sort)
     if local is not None and local.searcher.snapshot.checked_bytes <= CHECK_BYTES:
         damage = local.find_damage(CHECK_S)
         if damage is not None:

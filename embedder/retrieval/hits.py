@@ -4,15 +4,17 @@ import base64
 import html
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from embedder.errors import ConfigError
 from embedder.installation import InstallationError
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
+from embedder.medium_columns import BY_NAME
 from embedder.retrieval.hit import THUMBNAIL, Hit, Pixels, decode_hits, describe
 from embedder.retrieval.queries import DEFAULT_OPTIONS, QueryBatch, QueryParts, SearchOptions, read_search
 from embedder.retrieval.rerank import SQUARE, check_reranker, needs_images, rerank_hits
@@ -79,6 +81,30 @@ class Hits(list[Hit]):
     def cut(self, num_hits: int) -> None:
         """Keep the first hits."""
         del self[num_hits:]
+
+    def order_by(self, column: str) -> None:
+        """Put the hits in the order of a column instead of their scores'; those without a value come last.
+
+        Args:
+            column: carried, of the medium (`taken_at`), or a field of `Hit`; with ` desc` the greatest value is first.
+
+        Raises:
+            ConfigError: no hit has such a column, or its values can't be compared.
+        """
+        name, _, direction = column.strip().partition(" ")
+        known = {*BY_NAME, *(each.name for each in fields(Hit)), *(each for hit in self for each in hit.carryover)}
+        if direction.strip().lower() not in ("", "asc", "desc") or (self and name not in known):
+            raise ConfigError(
+                f"sort {printable(column, 60)!r}: write a column of the hits, with ' desc' if the greatest value is "
+                f"to be first; they have {', '.join(sorted(known))}"
+            )
+        values: dict[int, Any] = {id(hit): {**vars(hit), **hit.medium, **hit.carryover}.get(name) for hit in self}
+        ordered = [hit for hit in self if values[id(hit)] is not None]
+        try:
+            ordered.sort(key=lambda hit: values[id(hit)], reverse=direction.strip().lower() == "desc")
+        except TypeError as error:
+            raise ConfigError(f"sort {printable(column, 60)!r}: {error}; sort by times, numbers or texts") from None
+        self[:] = [*ordered, *(hit for hit in self if values[id(hit)] is None)]
 
     def save_sheet(self, path: str | Path, title: str = "") -> None:
         """Write a contact sheet: the image that was searched with, then each hit with score, caption and time.

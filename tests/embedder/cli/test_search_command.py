@@ -89,6 +89,15 @@ def test_a_condition_and_vectors_of_a_file(vectors, ask):
     assert ask(vectors / "s", "--vector", vectors / "one.npy", "-k", 1)["hits"][0]["carryover"] == {"price": 0.0}
 
 
+def test_hits_in_the_order_of_a_column(vectors, ask):
+    found = ask(vectors / "s", "--vector", vectors / "one.npy", "-k", 3, "--sort", "price desc")["hits"]
+    prices = [hit["carryover"]["price"] for hit in found]
+    assert prices == sorted(prices, reverse=True)
+    assert prices != [
+        hit["carryover"]["price"] for hit in ask(vectors / "s", "--vector", vectors / "one.npy", "-k", 3)["hits"]
+    ]
+
+
 def test_near_duplicates_and_segments(vectors, ask):
     one = ("--vector", vectors / "one.npy", "--fold", 0.98, "-k", 9)
     hits = ask(vectors / "s", *one)["hits"]

@@ -72,6 +72,15 @@ def test_conditions_hits_and_tables_of_hits_have_them(make_run, photos, tmp_path
     hits = store.search("red", k=10, where="camera = 'Canon EOS R5'")
     assert {hit.medium["lens"] for hit in hits} == {"RF 24-70mm"}
     assert all(hit.carryover == {} for hit in hits)
+    everything = store.search("red", k=10)
+    for column, first in (("taken_at", "xmp.jpg"), ("taken_at desc", "tagged.jpg"), ("width desc", "clip.mp4")):
+        everything.order_by(column)
+        assert everything[0].item_id == first
+    everything.order_by("iso")
+    assert [hit.medium.get("iso") for hit in everything] == [400, 400, *[None] * (len(everything) - 2)]
+    for wrong in ("place", "taken_at down"):
+        with pytest.raises(ConfigError, match=f"sort '{wrong}': write a column of the hits"):
+            everything.order_by(wrong)
     table = hits.to_arrow()
     assert table["taken_at"].to_pylist() == [hit.medium["taken_at"] for hit in hits]
     hits.save(tmp_path / "hits.csv")
