@@ -35,7 +35,8 @@ class GridAt:
         for rows in row_blocks(*shape):
             for index, costs in enumerate(grid.costs):
                 for resource, use in self.resources.uses(index, self.rate, costs.take(rows)):
-                    found[index].setdefault(resource, np.empty(shape))[rows] = use / caps[resource]
+                    parts = use / caps[resource] if caps[resource] > 0 else np.where(use > 0, np.inf, 0.0)
+                    found[index].setdefault(resource, np.empty(shape))[rows] = parts
         return found
 
     def stage_prices(self, prices: Floats) -> list[Floats]:
