@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -128,7 +128,9 @@ class RowMetadata:
 
     @property
     def rows(self) -> pa.Table:
-        """All rows."""
+        """All rows; whoever asks for them reads whole columns."""
+        if self._mapped is not None:
+            self._mapped.read_ahead()
         return self._gathered.table
 
     def rows_of(self, ids: pa.Table, is_live: Mask) -> Rows:
@@ -144,35 +146,35 @@ class RowMetadata:
             )
         return found
 
-    def take(self, rows: Rows) -> pa.Table:
-        """Return rows by number, in that order; of a table in pieces, only the pieces concerned are read."""
-        return without_dictionaries(self._gathered.take(rows))
+    def take(self, rows: Rows, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return rows by number, in that order, or some of their columns; only what holds them is read."""
+        return without_dictionaries(self._gathered.take(rows, columns))
 
     def describe(self, rows: Rows) -> list[dict[str, Any]]:
         """Return the fields of hits for some rows, in their order; those of sources under `carryover`."""
         carried = self.carried.names
-        medium = [name for name in self.rows.column_names if name in self._medium]
+        medium = [name for name in self._gathered.table.column_names if name in self._medium]
         return [
             {name: row[name] for name in OWN}
             | {"carryover": {name: row[name] for name in carried}}
             | {"medium": {name: row[name] for name in medium if row[name] is not None}}
-            for row in self.take(rows).select([*OWN, *carried, *medium]).to_pylist()
+            for row in self.take(rows, [*OWN, *carried, *medium]).to_pylist()
         ]
 
     def texts(self, column: str, rows: Rows) -> list[str | None]:
         """Return the captions, or another column of texts, of some rows, in their order."""
-        return self.take(rows)[column].to_pylist()  # type: ignore[no-any-return]
+        return self.take(rows, [column])[column].to_pylist()  # type: ignore[no-any-return]
 
     @locked_cached_property
     def carried(self) -> pa.Schema:
         """Names and types of the carried columns."""
-        plain = _without_dictionaries(self.rows.schema)
+        plain = _without_dictionaries(self._gathered.table.schema)
         return pa.schema([field for field in plain if field.name not in {*EMBEDDINGS.names, *self._medium}])
 
     @locked_cached_property
     def ids(self) -> IdRows:
         """Rows by the id of their item."""
-        return IdRows(self.rows["item_id"], None if self._mapped is None else self._mapped.numbers(ORDER))
+        return IdRows(self._gathered.table["item_id"], None if self._mapped is None else self._mapped.numbers(ORDER))
 
     @locked_cached_property
     def filter(self) -> RowFilter:
@@ -181,6 +183,7 @@ class RowMetadata:
         For conditions, `HAS_PICTURE` hides a column of the table with that name.
         """
         if self._mapped is not None:
+            self._mapped.read_ahead()
             names = [ROW, *self._mapped.public]
             pictured = {PICTURED: HAS_PICTURE} if HAS_PICTURE not in names else {}
             shown = dict.fromkeys(names) | pictured | dict.fromkeys([MODIFIED, SIZE])
@@ -330,6 +333,7 @@ class Snapshot:
             own._has_picture(),
             own.metadata_rows,
             own.vector_rows,
+            own.vectors.places(),
             {name: hash_samples(index_folder / name) for name in names},
         )
         write_row_files(folder, contents)
@@ -357,9 +361,9 @@ class Snapshot:
             found = self._table.read_vectors(f"{self.info.searched}_embedding")
             ids = self._table.read(["item_id", "segment"]).filter(pa.array(found.present))
             return ExactIndex(ids.combine_chunks(), found.values)
-        samples = None if self.mapped is None else self.mapped.manifest.index_samples
         _ = self.check
-        return open_version(self.files, self.current.index, self.info.model_fingerprint, samples)
+        known = () if self.mapped is None else (self.mapped.manifest.index_samples, self.mapped.places)
+        return open_version(self.files, self.current.index, self.info.model_fingerprint, *known)
 
     @locked_cached_property
     def embedded_files(self) -> EmbeddedFiles:

@@ -28,6 +28,7 @@ from embedder.store_index.keep_index import index_choice
 from index.checked_files import NUM_SAMPLES, SAMPLE_BYTES, hash_samples
 from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
+from index.search import open_index
 
 WHERES = ("price > 2", "category = 'sea' AND has_picture", "file_size = 10 OR segment > 0", "file_name = 'v'", "false")
 
@@ -278,3 +279,44 @@ def test_a_vacuum_keeps_those_of_kept_publications_and_a_rollback_finds_its_own(
     opened = open_store(files.address)
     assert opened.searcher.snapshot.mapped.folder.is_relative_to(files.folder)
     assert len(opened.search(vector_of("0001.jpg"), 100)) == 63
+
+
+@pytest.mark.parametrize("kind", ["IVF8,Flat", "IVF8,SQ8", "LeanVec8,IVF8,SQfp16"])
+def test_vectors_of_lists_are_found_by_noted_places_without_a_map_of_all_rows(tmp_path, kind, monkeypatch):
+    files = indexed_store(tmp_path / "s", 400, kind=kind)
+    indexed_run(files, item(3, night=1), item(900), retired=[item(7)["item_id"]])
+    keep(open_store(files.address))
+    theirs = from_tables(open_store(files.address)).searcher.snapshot.vectors
+    every = np.arange(len(theirs.is_live))[::-1]
+    expected = theirs.vectors(every)
+    monkeypatch.setattr("faiss.IndexIVF.make_direct_map", None)
+    ours = open_store(files.address).searcher.snapshot.vectors
+    assert (ours.vectors(every) == expected).all()
+    assert ours.dim == theirs.dim == expected.shape[1]
+    assert ours.vectors(every[:0]).shape == (0, ours.dim)
+
+
+@pytest.mark.parametrize("place", [-1, 400, 1 << 30, None], ids=["none", "past the end", "far", "another row's"])
+def test_a_foreign_place_is_an_error_and_never_another_rows_vector(tmp_path, place):
+    files = indexed_store(tmp_path / "s", 400, kind="IVF8,Flat")
+    keep(open_store(files.address))
+    snapshot = open_store(files.address).searcher.snapshot
+    places = snapshot.mapped.places.copy()
+    places[5] = places[6] if place is None else place
+    opened = open_index(
+        files.folder / "index" / "000001", samples=snapshot.mapped.manifest.index_samples, places=places
+    )
+    assert (opened.vectors(np.array([4, 6])) == snapshot.vectors.vectors(np.array([4, 6]))).all()
+    with pytest.raises(RetrievalError, match="row 5 of the index is not at its place"):
+        opened.vectors(np.array([4, 5]))
+
+
+def test_row_files_of_earlier_releases_have_no_places_and_are_searched(tmp_path, monkeypatch):
+    files = indexed_store(tmp_path / "s", 400, kind="IVF8,Flat")
+    with monkeypatch.context() as patched:
+        patched.setattr("index.search.Index.places", lambda index: None)
+        build_store_index(files, kind="IVF8,Flat")
+        keep(open_store(files.address))
+    store = open_store(files.address)
+    assert store.searcher.snapshot.mapped.places is None
+    assert store.search(vector_of("0007.jpg"), 3, fold=0.99)[0].item_id == "0007.jpg"
