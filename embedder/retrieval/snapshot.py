@@ -300,7 +300,7 @@ class Snapshot:
 
     @locked_cached_property
     def mapped(self) -> RowFiles | None:
-        """Row files of this publication; None if it is small, has no index, or can have none here."""
+        """Row files of this publication; None if it is small or interim, has no index, or can have none here."""
         if not self.has_row_files:
             return None
         tables = (self._table, RecordTable(self.files, "items", self.current.items))
@@ -309,8 +309,11 @@ class Snapshot:
 
     @property
     def has_row_files(self) -> bool:
-        """Whether the publication is large enough for row files, and has an index, whose rows are in them."""
-        if self._from_tables or self._models is None or self.current.index is None:
+        """Whether the publication is large enough for row files, and has an index, whose rows are in them.
+
+        One of a run that goes on has none, as each would have all rows again; it is searched by the tables.
+        """
+        if self._from_tables or self._models is None or self.current.index is None or self.current.interim_of:
             return False
         schema = self._table.schema
         if schema is None or not row_files.HIDDEN.isdisjoint(schema.names):

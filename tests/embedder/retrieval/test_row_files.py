@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from index_stores import indexed_run, indexed_store, item, vector_of
 from search_stores import QUERY, ids, picture, searchable, video
+from store_samples import INFO, begin, table
 from store_states import build_store_index
 
 import embedder
@@ -17,14 +19,18 @@ from embedder.config_toml.sections import IndexConfig
 from embedder.retrieval.row_files import NAMES, NUMBERS_NAME, ROWS_NAME, DamagedCopyError, check_files
 from embedder.retrieval.snapshot import FileCheck, Snapshot
 from embedder.retrieval.store_api import keep_row_files, open_store
+from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.interim import UnpublishedWork
+from embedder.store.publish.publication import ModelWork
+from embedder.store.publish.publish import InterimWork, PublishIntent, publish, publish_interim
 from embedder.store.tables.row_folders import ROWS_FOLDER, rows_path
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index.keep_index import index_choice
+from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, index_builder, index_choice
 from index.checked_files import NUM_SAMPLES, SAMPLE_BYTES, hash_samples
 from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
@@ -320,3 +326,25 @@ def test_row_files_of_earlier_releases_have_no_places_and_are_searched(tmp_path,
     store = open_store(files.address)
     assert store.searcher.snapshot.mapped.places is None
     assert store.search(vector_of("0007.jpg"), 3, fold=0.99)[0].item_id == "0007.jpg"
+
+
+def test_a_publication_of_a_run_that_goes_on_writes_none_and_is_searched_by_the_tables(tmp_path):
+    files = indexed_store(tmp_path / "s", 60, kind="flat")
+    before = keep(open_store(files.address))
+    with write_lock(files):
+        run, metadata = begin(files)
+        write_part(files, metadata, 0, table(item(900), item(7, night=1)))
+        work = UnpublishedWork(run, pa.chunked_array([[]], pa.string()))
+        intent = PublishIntent(kind="refresh", info=INFO)
+        publish_interim([InterimWork(run, work.next(), metadata, intent)], index_builder(DEFAULT_INDEX_CONFIG))
+        keep_row_files(files)
+    opened = open_store(files.address)
+    assert opened.search(vector_of("0900.jpg"), 1)[0].item_id == "0900.jpg"
+    assert opened.search(vector_of("0007.jpg", 1), 1, where="modality = 'image'")[0].item_id == "0007.jpg"
+    assert opened.searcher.snapshot.mapped is None
+    assert [*before.parent.iterdir()] == [before]
+    assert not (tmp_path / "cache" / "embedder" / "indexes").exists()
+    with write_lock(files):
+        publish([ModelWork(run, metadata, intent)], index_builder(DEFAULT_INDEX_CONFIG))
+    last = keep(open_store(files.address))
+    assert open_store(files.address).searcher.snapshot.mapped.folder == last != before
