@@ -2,8 +2,8 @@
 
 `rows.arrow` has the columns of hits and conditions, row by row of the embeddings table: carried ones, the items table's
 times and sizes, and a row's number; text of few values is dictionary-encoded. `numbers.arrow` has one batch of int32
-columns, padded with -1: the rows in the order of their ids, the row of each vector of the index, and back, and where a
-vector lies in an index whose lists are in another order.
+columns, padded with -1: the rows in the order of their ids, the row of each vector of the index, and back; where a
+vector lies in an index whose lists are in another order; the row of each row of a further model that reads words.
 
 A search touches the pages that it needs, and processes of one machine share them. They are made when a publication is
 made; a reader that finds none, or a damaged one, makes them in its cache. Their hashes of samples, and those of the
@@ -49,6 +49,7 @@ OF_FILES = {"source": SOURCE, "size_bytes": SIZE, "modified": MODIFIED, "stale":
 HIDDEN = frozenset({ROW, PICTURED, *OF_FILES.values()})
 """Columns of the row files that neither hits nor conditions show."""
 ORDER, VECTOR, TABLE_ROW, FIRST, PLACE = "order", "vector", "row", "first", "place"
+OF_MODEL = "model."  # before the name of a further model
 OF_VECTORS = (TABLE_ROW, PLACE)
 ROWS_PER_BATCH = 1 << 17
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
@@ -77,7 +78,8 @@ class RowContents:
 
     `rows` are the table's without vectors, `items` the items table's `item_id` and columns of `OF_FILES`; `pictured`,
     bool (rows,), whether a row has a picture's vector. `table_rows` has the row of each vector, `vector_rows` the
-    vector of each row, -1 for none; `places` where each vector lies, None if its number says it.
+    vector of each row, -1 for none; `places` where each vector lies, None if its number says it; `of_models` the row of
+    each row of further models, by their names.
     """
 
     rows: pa.Table
@@ -86,6 +88,7 @@ class RowContents:
     table_rows: RowNumbers
     vector_rows: RowNumbers
     places: RowNumbers | None
+    of_models: Mapping[str, RowNumbers]
     index_samples: Mapping[str, str]
 
 
@@ -108,6 +111,7 @@ def write_row_files(folder: Path, contents: RowContents) -> None:
     rows = rows.add_column(0, ROW, pa.array(np.arange(num_rows, dtype=np.int32)))
     _write(folder / ROWS_NAME, rows.unify_dictionaries(), ROWS_PER_BATCH)
     length = max(num_rows, len(contents.table_rows))
+    numbers |= {OF_MODEL + name: each for name, each in contents.of_models.items() if len(each) <= length}
     padded = {name: _pad(values, length) for name, values in numbers.items()}
     _write(folder / NUMBERS_NAME, pa.table(padded), max(1, length))
     manifest = RowsManifest(
@@ -211,6 +215,11 @@ class RowFiles:
     def places(self) -> Int32s | None:
         """Where each vector of the index lies, int32 (vectors,); None if its number says it, or nobody has noted it."""
         return self.numbers(PLACE) if PLACE in self._numbers else None
+
+    def of_model(self, name: str, num_rows: int) -> Int32s | None:
+        """Return the row of each row of a further model, int32 (num_rows,), -1 for none; None if it was not noted."""
+        found = self._numbers.get(OF_MODEL + name)
+        return None if found is None else found[:num_rows]
 
     def columns(self, names: Mapping[str, str]) -> pa.Table:
         """Return columns in place: what each is called here -> what it shall be called."""

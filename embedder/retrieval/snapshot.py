@@ -327,6 +327,8 @@ class Snapshot:
 
     def write_row_files(self, folder: Path) -> None:
         """Write its row files into an empty folder, from the tables and the index; OSError if the disk is full."""
+        if self._models is None:
+            raise ValueError("row files have the columns of all models, so these must be given")
         own = Snapshot(self.files, self.current, self.info, self._models, from_tables=True)
         index_folder = version_folder(self.files, self.current.index or 0)
         names = [name for name in read_manifest(index_folder).sha256 if name not in (IDS_NAME, LIVE_NAME, QUERIES_NAME)]
@@ -337,6 +339,7 @@ class Snapshot:
             own.metadata_rows,
             own.vector_rows,
             own.vectors.places(),
+            {view.model: self._models.rows_of(table) for view, table, _ in self._models.word_tables()},
             {name: hash_samples(index_folder / name) for name in names},
         )
         write_row_files(folder, contents)
@@ -434,7 +437,9 @@ class Snapshot:
         words = [SearchedWords(open_words(self.files, self._table), partial(self.metadata.texts, "caption"))]
         if self._models is not None:
             for view, table, shown in self._models.word_tables():
-                texts, places = partial(self.metadata.texts, shown), self._models.rows_of(table)
+                texts = partial(self.metadata.texts, shown)
+                noted = None if self.mapped is None else self.mapped.of_model(view.model, table.num_rows())
+                places = self._models.rows_of(table) if noted is None else noted
                 words.append(SearchedWords(open_words(view, table, WORDS_COLUMN), texts, places))
         return HybridRanker(words, self.vectors, self.vector_rows)
 
