@@ -11,9 +11,11 @@ from weakref import WeakKeyDictionary
 
 import faiss
 import numpy as np
+from numpy.typing import NDArray
 
 from index.disk_index import DiskIndex
 from index.faiss_build import innermost
+from index.index_errors import RetrievalError
 from index.selector import Selector
 from index.vectors import Floats, Rows, keep_best
 
@@ -31,6 +33,9 @@ _MAPPING = Lock()  # the map of rows is made once, although several threads may 
 
 FindAmong = Callable[[Floats, int, Selector], tuple[Floats, Rows]]
 """Queries (Q, E), k, the rows that may be found -> scores and rows, (Q, k)."""
+
+Places = NDArray[np.int32]
+"""Place of each row among the entries of all inverted lists, one list after the other."""
 
 
 def search(
@@ -139,6 +144,40 @@ def search_rows(vectors_of: Callable[[Rows], Floats], queries: Floats, k: int, r
             return scores, block[places]
         best_scores, best_rows = keep_best(np.hstack([best_scores, scores]), np.hstack([best_rows, block[places]]), k)
     return best_scores, best_rows
+
+
+def list_places(index: faiss.Index) -> Places | None:
+    """Return the place of each row, int32 (rows,); None if whole vectors are stored by row."""
+    store = _full_width(index)
+    if not isinstance(store, faiss.IndexIVF):
+        return None
+    places, start = np.empty(store.ntotal, np.int32), 0
+    for number in range(store.nlist):
+        if size := store.invlists.list_size(number):
+            places[faiss.rev_swig_ptr(store.invlists.get_ids(number), size)] = np.arange(start, start + size)
+            start += size
+    return places
+
+
+class ListedRows:
+    """Vectors of inverted lists by row, found by known places: nothing is made for all rows, as `prepare` does."""
+
+    def __init__(self, index: faiss.Index, places: Places) -> None:
+        """Keep the places, as `list_places` returns them."""
+        self._store, self._places = _full_width(index), places
+        self._starts = np.cumsum([0, *(self._store.invlists.list_size(n) for n in range(self._store.nlist))])
+
+    def vectors(self, rows: Rows) -> Floats:
+        """Fetch the vectors of some rows, (n, E); RetrievalError if another row, or none, lies at the place of one."""
+        places, lists = self._places[rows].astype(np.int64), self._store.invlists
+        numbers = np.searchsorted(self._starts, places, side="right") - 1
+        found = np.empty((len(rows), self._store.d), np.float32)
+        for vector, row, place, number in zip(found, rows.tolist(), places, numbers.tolist(), strict=True):
+            offset = int(place - self._starts[number])
+            if not 0 <= place < self._starts[-1] or lists.get_single_id(number, offset) != row:
+                raise RetrievalError(f"row {row:,} of the index is not at its place; run `embedder index build`")
+            self._store.reconstruct_from_offset(number, offset, faiss.swig_ptr(vector))
+        return found
 
 
 def _full_width(index: faiss.Index) -> faiss.Index:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from index import faiss_build, faiss_search
 from index.disk_index import DiskIndex
 from index.faiss_scan import RowScan
-from index.faiss_search import FindAmong
+from index.faiss_search import FindAmong, ListedRows, Places
 from index.index_errors import RetrievalError
 from index.manifest import Manifest, read_manifest
 from index.selector import Selector
@@ -32,10 +32,16 @@ class Index:
     """
 
     def __init__(
-        self, manifest: Manifest, read_ids: Callable[[], pa.Table], index: faiss.Index | DiskIndex, is_live: Mask
+        self,
+        manifest: Manifest,
+        read_ids: Callable[[], pa.Table],
+        index: faiss.Index | DiskIndex,
+        is_live: Mask,
+        places: Places | None = None,
     ) -> None:
         """Make an index from its parts, as `open_index` reads them; `is_live` is bool (rows,)."""
         self.manifest = manifest
+        self._places = places
         self._read_ids = read_ids
         self.is_live = is_live
         self._index = index
@@ -45,6 +51,11 @@ class Index:
     def ids(self) -> pa.Table:
         """Item, segment and run of each row; read on first use."""
         return self._read_ids()
+
+    @property
+    def dim(self) -> int:
+        """Width of a vector."""
+        return self.manifest.dim
 
     def __len__(self) -> int:
         """Number of vectors that can be found."""
@@ -110,8 +121,19 @@ class Index:
         return _order(scores, rows)
 
     def vectors(self, rows: Rows) -> Floats:
-        """Fetch the vectors of some rows, (n, E) float32, with the precision of the index's codes."""
-        return faiss_search.vectors(self._index, rows)
+        """Fetch the vectors of some rows, (n, E) float32, with the precision of the index's codes.
+
+        Raises a RetrievalError if the places that the index was opened with are not those of these rows.
+        """
+        return faiss_search.vectors(self._index, rows) if self._listed is None else self._listed.vectors(rows)
+
+    def places(self) -> Places | None:
+        """Return where each row's vector lies, int32 (rows,), for `open_index`; None where its number says it."""
+        return None if isinstance(self._index, DiskIndex) else faiss_search.list_places(self._index)
+
+    @cached_property
+    def _listed(self) -> ListedRows | None:
+        return None if self._places is None else ListedRows(self._index, self._places)
 
     def _num_threads(self, num_searches: float) -> int:
         """Return how many threads pay off at the manifest's latency: FAISS's waiting threads spin on their cores."""
@@ -180,7 +202,11 @@ def _order(scores: Floats, rows: Rows) -> Neighbours:
 
 
 def open_index(
-    folder: str | Path, *, model_fingerprint: str | None = None, samples: Mapping[str, str] | None = None
+    folder: str | Path,
+    *,
+    model_fingerprint: str | None = None,
+    samples: Mapping[str, str] | None = None,
+    places: Places | None = None,
 ) -> Index:
     """Open one numbered version; each file's hash is checked before FAISS reads it, because FAISS trusts index files.
 
@@ -188,7 +214,8 @@ def open_index(
     version, or one of another model than `model_fingerprint` (None: any), raises a RetrievalError.
 
     With `samples`, `hash_samples` of the files by name, only those are compared, the index is mapped however small it
-    is, and `ids` are read on first use: whoever gives them has whole hashes checked afterwards.
+    is, and `ids` are read on first use: whoever gives them has whole hashes checked afterwards. With `places`, as
+    `Index.places` returns them, fetching vectors makes no map of all rows.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -199,7 +226,7 @@ def open_index(
         )
     if samples is not None:
         index = read_index(folder, manifest, map_large=True, samples=samples)
-        return Index(manifest, lambda: read_contents(folder, manifest).ids, index, read_live(folder, manifest))
+        return Index(manifest, lambda: read_contents(folder, manifest).ids, index, read_live(folder, manifest), places)
     contents = read_contents(folder, manifest)
     index = read_index(folder, manifest, map_large=True)
     return Index(manifest, lambda: contents.ids, index, contents.is_live)

@@ -21,7 +21,6 @@ from embedder.ingest.guards import Verdict, refusal
 from embedder.ingest.inputs import Inputs
 from embedder.ingest.model_work import ModelPlan, count_model, judge_model
 from embedder.quantities import plural
-from embedder.retrieval.store_api import keep_row_files
 from embedder.steps.further_inputs import select_for_model
 from embedder.store.layout import Kind, read_current
 from embedder.store.lock import LeaseLostError
@@ -110,7 +109,6 @@ class _Publisher:
             return
         for each, batch in published:
             each.work.note_published(batch)
-        keep_row_files(inputs.files)
         LOG.info(
             f"published so far as {record.run_id}: {plural(record.num_items, 'item')}, "
             f"{plural(record.num_vectors, 'vector')}; the run goes on"

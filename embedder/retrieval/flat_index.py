@@ -29,6 +29,14 @@ class ExactIndex:
     def __len__(self) -> int:
         return len(self._vectors)
 
+    @property
+    def dim(self) -> int:
+        """Width of a vector."""
+        return int(self._vectors.shape[1])
+
+    def places(self) -> None:
+        """Return none: a row's vector lies where its number says."""
+
     def vectors(self, rows: Rows) -> Floats:
         """Return the vectors of some rows, float32 (n, E)."""
         return self._vectors[rows]

@@ -2,7 +2,8 @@
 
 `rows.arrow` has the columns of hits and conditions, row by row of the embeddings table: carried ones, the items table's
 times and sizes, and a row's number; text of few values is dictionary-encoded. `numbers.arrow` has one batch of int32
-columns, padded with -1: the rows in the order of their ids, the row of each vector of the index, and back.
+columns, padded with -1: the rows in the order of their ids, the row of each vector of the index, and back; where a
+vector lies in an index whose lists are in another order; the row of each row of a further model that reads words.
 
 A search touches the pages that it needs, and processes of one machine share them. They are made when a publication is
 made; a reader that finds none, or a damaged one, makes them in its cache. Their hashes of samples, and those of the
@@ -18,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -47,8 +48,11 @@ OF_FILES = {"source": SOURCE, "size_bytes": SIZE, "modified": MODIFIED, "stale":
 """Columns of the items table, by their names in the rows."""
 HIDDEN = frozenset({ROW, PICTURED, *OF_FILES.values()})
 """Columns of the row files that neither hits nor conditions show."""
-ORDER, VECTOR, TABLE_ROW, FIRST = "order", "vector", "row", "first"
+ORDER, VECTOR, TABLE_ROW, FIRST, PLACE = "order", "vector", "row", "first", "place"
+OF_MODEL = "model."  # before the name of a further model
+OF_VECTORS = (TABLE_ROW, PLACE)
 ROWS_PER_BATCH = 1 << 17
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
 MIN_ROWS = 20_000
 """Rows of a store from which on it has these files; fewer are read from the tables in some hundredths of a second."""
 
@@ -74,7 +78,8 @@ class RowContents:
 
     `rows` are the table's without vectors, `items` the items table's `item_id` and columns of `OF_FILES`; `pictured`,
     bool (rows,), whether a row has a picture's vector. `table_rows` has the row of each vector, `vector_rows` the
-    vector of each row, -1 for none.
+    vector of each row, -1 for none; `places` where each vector lies, None if its number says it; `of_models` the row of
+    each row of further models, by their names.
     """
 
     rows: pa.Table
@@ -82,6 +87,8 @@ class RowContents:
     pictured: Mask
     table_rows: RowNumbers
     vector_rows: RowNumbers
+    places: RowNumbers | None
+    of_models: Mapping[str, RowNumbers]
     index_samples: Mapping[str, str]
 
 
@@ -90,6 +97,8 @@ def write_row_files(folder: Path, contents: RowContents) -> None:
     rows, num_rows = contents.rows, contents.rows.num_rows
     order = pc.sort_indices(rows["item_id"]).to_numpy().astype(np.int32)
     numbers = {ORDER: order, TABLE_ROW: contents.table_rows, VECTOR: contents.vector_rows}
+    if contents.places is not None:
+        numbers[PLACE] = contents.places
     has_groups = bool(pc.any(pc.greater(rows["segment"], 0)).as_py())
     if has_groups:
         numbers[FIRST] = _first_places(rows["item_id"], order)
@@ -102,6 +111,7 @@ def write_row_files(folder: Path, contents: RowContents) -> None:
     rows = rows.add_column(0, ROW, pa.array(np.arange(num_rows, dtype=np.int32)))
     _write(folder / ROWS_NAME, rows.unify_dictionaries(), ROWS_PER_BATCH)
     length = max(num_rows, len(contents.table_rows))
+    numbers |= {OF_MODEL + name: each for name, each in contents.of_models.items() if len(each) <= length}
     padded = {name: _pad(values, length) for name, values in numbers.items()}
     _write(folder / NUMBERS_NAME, pa.table(padded), max(1, length))
     manifest = RowsManifest(
@@ -121,19 +131,28 @@ def _write(path: Path, table: pa.Table, rows_per_batch: int) -> None:
         writer.write_table(table, max_chunksize=rows_per_batch)
 
 
-def _map(path: Path) -> pa.Table:
-    """Map an Arrow file; of a large one only the descriptions of its batches are read, which lie megabytes apart."""
-    with path.open("rb") as file:
-        found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if not hasattr(mmap, "MADV_RANDOM"):
-        return pa.ipc.open_file(pa.py_buffer(found)).read_all()
-    found.madvise(mmap.MADV_RANDOM)  # pyarrow's own mapping has the kernel read the batches, too
-    table = pa.ipc.open_file(pa.py_buffer(found)).read_all()
-    found.madvise(mmap.MADV_NORMAL)
-    return table
+class _MappedTable:
+    """Table of a mapped Arrow file, of which the kernel reads the pages that are touched and none around them.
+
+    So opening reads the descriptions of its batches, which lie megabytes apart, and a hit some kilobytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._advise("MADV_RANDOM")  # pyarrow's own mapping has the kernel read the batches, too
+        self.table = pa.ipc.open_file(pa.py_buffer(self._pages)).read_all()
+
+    def read_ahead(self) -> None:
+        """Have the kernel read what lies around a touched page, too, as whole columns will be read."""
+        self._advise("MADV_NORMAL")
+
+    def _advise(self, advice: str) -> None:
+        if hasattr(mmap, advice):
+            self._pages.madvise(getattr(mmap, advice))
 
 
-def _view(column: pa.ChunkedArray) -> RowNumbers:
+def _view(column: pa.ChunkedArray) -> Int32s:
     """Return a column of one batch in place; ValueError if it is another. `to_numpy` would import pandas."""
     if column.type != pa.int32() or column.num_chunks > 1:
         raise ValueError(f"found {column.type} in {column.num_chunks} batches where int32 in one is due")
@@ -176,7 +195,9 @@ class RowFiles:
         if found != self.manifest.samples:
             raise RetrievalError(f"{folder}: a file was altered or cut short, its hash of samples differs")
         try:
-            self.rows, numbers = (_map(folder / name) for name in NAMES)
+            self._mapped, others = (_MappedTable(folder / name) for name in NAMES)
+            self.rows, numbers = self._mapped.table, others.table
+            others.read_ahead()
             self._numbers = {name: _view(numbers[name]) for name in numbers.column_names}
         except (ValueError, OSError) as error:  # pa.ArrowInvalid is a ValueError
             raise RetrievalError(f"{folder}: {error}") from None
@@ -186,13 +207,27 @@ class RowFiles:
         if not (named and is_whole and {ORDER, VECTOR, TABLE_ROW} <= {*numbers.column_names}):
             raise RetrievalError(f"{folder}: other rows or columns than its manifest says")
 
-    def numbers(self, name: str) -> RowNumbers:
-        """Return a column of numbers in place, int32: of the vectors if it is `TABLE_ROW`, else of the rows."""
-        return self._numbers[name][: self.manifest.num_vectors if name == TABLE_ROW else self.manifest.num_rows]
+    def numbers(self, name: str) -> Int32s:
+        """Return a column of numbers in place, int32: of the vectors if it is one of `OF_VECTORS`, else of the rows."""
+        return self._numbers[name][: self.manifest.num_vectors if name in OF_VECTORS else self.manifest.num_rows]
+
+    @property
+    def places(self) -> Int32s | None:
+        """Where each vector of the index lies, int32 (vectors,); None if its number says it, or nobody has noted it."""
+        return self.numbers(PLACE) if PLACE in self._numbers else None
+
+    def of_model(self, name: str, num_rows: int) -> Int32s | None:
+        """Return the row of each row of a further model, int32 (num_rows,), -1 for none; None if it was not noted."""
+        found = self._numbers.get(OF_MODEL + name)
+        return None if found is None else found[:num_rows]
 
     def columns(self, names: Mapping[str, str]) -> pa.Table:
         """Return columns in place: what each is called here -> what it shall be called."""
         return self.rows.select(list(names)).rename_columns(list(names.values()))
+
+    def read_ahead(self) -> None:
+        """Prepare for reading whole columns of `rows`, of which single rows are read else."""
+        self._mapped.read_ahead()
 
     @property
     def public(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -128,7 +128,9 @@ class RowMetadata:
 
     @property
     def rows(self) -> pa.Table:
-        """All rows."""
+        """All rows; whoever asks for them reads whole columns."""
+        if self._mapped is not None:
+            self._mapped.read_ahead()
         return self._gathered.table
 
     def rows_of(self, ids: pa.Table, is_live: Mask) -> Rows:
@@ -144,35 +146,35 @@ class RowMetadata:
             )
         return found
 
-    def take(self, rows: Rows) -> pa.Table:
-        """Return rows by number, in that order; of a table in pieces, only the pieces concerned are read."""
-        return without_dictionaries(self._gathered.take(rows))
+    def take(self, rows: Rows, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return rows by number, in that order, or some of their columns; only what holds them is read."""
+        return without_dictionaries(self._gathered.take(rows, columns))
 
     def describe(self, rows: Rows) -> list[dict[str, Any]]:
         """Return the fields of hits for some rows, in their order; those of sources under `carryover`."""
         carried = self.carried.names
-        medium = [name for name in self.rows.column_names if name in self._medium]
+        medium = [name for name in self._gathered.table.column_names if name in self._medium]
         return [
             {name: row[name] for name in OWN}
             | {"carryover": {name: row[name] for name in carried}}
             | {"medium": {name: row[name] for name in medium if row[name] is not None}}
-            for row in self.take(rows).select([*OWN, *carried, *medium]).to_pylist()
+            for row in self.take(rows, [*OWN, *carried, *medium]).to_pylist()
         ]
 
     def texts(self, column: str, rows: Rows) -> list[str | None]:
         """Return the captions, or another column of texts, of some rows, in their order."""
-        return self.take(rows)[column].to_pylist()  # type: ignore[no-any-return]
+        return self.take(rows, [column])[column].to_pylist()  # type: ignore[no-any-return]
 
     @locked_cached_property
     def carried(self) -> pa.Schema:
         """Names and types of the carried columns."""
-        plain = _without_dictionaries(self.rows.schema)
+        plain = _without_dictionaries(self._gathered.table.schema)
         return pa.schema([field for field in plain if field.name not in {*EMBEDDINGS.names, *self._medium}])
 
     @locked_cached_property
     def ids(self) -> IdRows:
         """Rows by the id of their item."""
-        return IdRows(self.rows["item_id"], None if self._mapped is None else self._mapped.numbers(ORDER))
+        return IdRows(self._gathered.table["item_id"], None if self._mapped is None else self._mapped.numbers(ORDER))
 
     @locked_cached_property
     def filter(self) -> RowFilter:
@@ -181,6 +183,7 @@ class RowMetadata:
         For conditions, `HAS_PICTURE` hides a column of the table with that name.
         """
         if self._mapped is not None:
+            self._mapped.read_ahead()
             names = [ROW, *self._mapped.public]
             pictured = {PICTURED: HAS_PICTURE} if HAS_PICTURE not in names else {}
             shown = dict.fromkeys(names) | pictured | dict.fromkeys([MODIFIED, SIZE])
@@ -297,7 +300,7 @@ class Snapshot:
 
     @locked_cached_property
     def mapped(self) -> RowFiles | None:
-        """Row files of this publication; None if it is small, has no index, or can have none here."""
+        """Row files of this publication; None if it is small or interim, has no index, or can have none here."""
         if not self.has_row_files:
             return None
         tables = (self._table, RecordTable(self.files, "items", self.current.items))
@@ -306,8 +309,11 @@ class Snapshot:
 
     @property
     def has_row_files(self) -> bool:
-        """Whether the publication is large enough for row files, and has an index, whose rows are in them."""
-        if self._from_tables or self._models is None or self.current.index is None:
+        """Whether the publication is large enough for row files, and has an index, whose rows are in them.
+
+        One of a run that goes on has none, as each would have all rows again; it is searched by the tables.
+        """
+        if self._from_tables or self._models is None or self.current.index is None or self.current.interim_of:
             return False
         schema = self._table.schema
         if schema is None or not row_files.HIDDEN.isdisjoint(schema.names):
@@ -321,6 +327,8 @@ class Snapshot:
 
     def write_row_files(self, folder: Path) -> None:
         """Write its row files into an empty folder, from the tables and the index; OSError if the disk is full."""
+        if self._models is None:
+            raise ValueError("row files have the columns of all models, so these must be given")
         own = Snapshot(self.files, self.current, self.info, self._models, from_tables=True)
         index_folder = version_folder(self.files, self.current.index or 0)
         names = [name for name in read_manifest(index_folder).sha256 if name not in (IDS_NAME, LIVE_NAME, QUERIES_NAME)]
@@ -330,6 +338,8 @@ class Snapshot:
             own._has_picture(),
             own.metadata_rows,
             own.vector_rows,
+            own.vectors.places(),
+            {view.model: self._models.rows_of(table) for view, table, _ in self._models.word_tables()},
             {name: hash_samples(index_folder / name) for name in names},
         )
         write_row_files(folder, contents)
@@ -357,9 +367,9 @@ class Snapshot:
             found = self._table.read_vectors(f"{self.info.searched}_embedding")
             ids = self._table.read(["item_id", "segment"]).filter(pa.array(found.present))
             return ExactIndex(ids.combine_chunks(), found.values)
-        samples = None if self.mapped is None else self.mapped.manifest.index_samples
         _ = self.check
-        return open_version(self.files, self.current.index, self.info.model_fingerprint, samples)
+        known = () if self.mapped is None else (self.mapped.manifest.index_samples, self.mapped.places)
+        return open_version(self.files, self.current.index, self.info.model_fingerprint, *known)
 
     @locked_cached_property
     def embedded_files(self) -> EmbeddedFiles:
@@ -427,7 +437,9 @@ class Snapshot:
         words = [SearchedWords(open_words(self.files, self._table), partial(self.metadata.texts, "caption"))]
         if self._models is not None:
             for view, table, shown in self._models.word_tables():
-                texts, places = partial(self.metadata.texts, shown), self._models.rows_of(table)
+                texts = partial(self.metadata.texts, shown)
+                noted = None if self.mapped is None else self.mapped.of_model(view.model, table.num_rows())
+                places = self._models.rows_of(table) if noted is None else noted
                 words.append(SearchedWords(open_words(view, table, WORDS_COLUMN), texts, places))
         return HybridRanker(words, self.vectors, self.vector_rows)
 

@@ -3,7 +3,7 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -62,8 +62,12 @@ class GatheredRows:
         self._batches = table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
         self._starts = np.cumsum([0, *(len(batch) for batch in self._batches)])[:-1]
 
-    def take(self, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> pa.Table:
-        """Return rows by number (int64 (N,)), in that order; only the pieces that hold them are accessed."""
+    def take(self, rows: "np.ndarray[Any, np.dtype[np.int64]]", columns: Sequence[str] | None = None) -> pa.Table:
+        """Return rows by number (int64 (N,)), in that order, or some of their columns.
+
+        Only the pieces and columns that hold them are accessed.
+        """
+        schema = self.table.schema if columns is None else self.table.select(columns).schema
         places = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(places, kind="stable")
         bounds = np.flatnonzero(np.diff(places[order], prepend=-1, append=-1))
@@ -71,9 +75,9 @@ class GatheredRows:
         for start, end in pairwise(bounds):
             place = places[order[start]]
             inside = rows[order[start:end]] - self._starts[place]
-            batch = self._batches[place]
+            batch = self._batches[place] if columns is None else self._batches[place].select(columns)
             found.append(batch.slice(inside[0], 1) if len(inside) == 1 else batch.take(_as_arrow(inside)))
-        taken = pa.Table.from_batches(found, self.table.schema)
+        taken = pa.Table.from_batches(found, schema)
         if (np.diff(order) == 1).all():
             return taken
         back = np.empty_like(order)

@@ -20,6 +20,7 @@ from index.manifest import MANIFEST_NAME, Manifest, read_manifest
 from index.versions import list_versions, next_version, version_path
 
 if TYPE_CHECKING:
+    from index.faiss_search import Places
     from index.search import Index
 
 INDEX_FOLDER = "index"
@@ -86,9 +87,13 @@ def version_folder(files: StoreFiles, number: int) -> Path:
 
 
 def open_version(
-    files: StoreFiles, number: int, model_fingerprint: str, samples: Mapping[str, str] | None = None
+    files: StoreFiles,
+    number: int,
+    model_fingerprint: str,
+    samples: Mapping[str, str] | None = None,
+    places: "Places | None" = None,
 ) -> "Index":
-    """Open a version; FAISS reads only files whose hash matches the manifest, or `samples` (see `open_index`).
+    """Open a version; FAISS reads only files whose hash matches the manifest, or `samples`; for both see `open_index`.
 
     Raises StoreError if there is no such version, and RetrievalError if it is damaged or of another model.
     """
@@ -96,10 +101,10 @@ def open_version(
 
     if files.folder is not None:
         folder = version_path(files.folder / INDEX_FOLDER, number)
-        return open_index(folder, model_fingerprint=model_fingerprint, samples=samples)
+        return open_index(folder, model_fingerprint=model_fingerprint, samples=samples, places=places)
     folder, is_new = _local_copy(files, number)
     try:
-        return open_index(folder, model_fingerprint=model_fingerprint, samples=samples)
+        return open_index(folder, model_fingerprint=model_fingerprint, samples=samples, places=places)
     except RetrievalError:
         if is_new or read_manifest(folder).model_fingerprint != model_fingerprint:
             raise

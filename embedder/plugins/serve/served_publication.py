@@ -211,7 +211,7 @@ class ServedPublication:
     def segment_row(self, item_id: str, segment: int | None) -> int:
         """Row of an item's segment, or of its first one; RequestError if there is no such item or segment."""
         rows = self.rows_of(item_id)
-        segments = self.store.searcher.snapshot.metadata.take(rows)["segment"].to_pylist()
+        segments = self.store.searcher.snapshot.metadata.take(rows, ["segment"])["segment"].to_pylist()
         if not segments:
             raise no_item(item_id, self.version)
         wanted = min(segments) if segment is None else segment
@@ -241,7 +241,7 @@ class ServedPublication:
     def dim(self) -> int | None:
         """Width of the vectors; None if there are none."""
         vectors = self.store.searcher.snapshot.vectors
-        return vectors.vectors(np.zeros(1, np.int64)).shape[1] if len(vectors) else None
+        return vectors.dim if len(vectors) else None
 
     @locked_cached_property
     def num_items(self) -> int:

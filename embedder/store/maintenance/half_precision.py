@@ -27,10 +27,11 @@ VectorType = Literal["float32", "float16"]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 K = 10
-MAX_CANDIDATES, MAX_QUERIES, QUERIES_AT_ONCE = 50_000, 2000, 64
-NUM_FILES = 32
+BLOCK_ROWS, NUM_FILES = 8192, 32
+MIN_QUERIES, MAX_QUERIES, MAX_PRODUCTS = 100, 2000, 1_000_000_000
+"""Queries of the gate, and their products with published vectors: beyond the most, fewer queries are asked."""
 MAX_LOST_NEIGHBOURS, MAX_LOST_RECALL = 0.005, 0.001
-"""Shares that rounding may cost, on the sample: of the ten nearest of a query, and of R@10."""
+"""Shares that rounding may cost: of the ten nearest of a query, by which the index's recall moves at most; of R@10."""
 TIE = 1e-6
 """Difference of scores of unit vectors that says nothing: float32 errs by a few 1e-7, by the order of the rows."""
 HALF_SHARE = 0.44
@@ -39,12 +40,15 @@ HALF_SHARE = 0.44
 
 @dataclass(frozen=True)
 class RoundingLoss:
-    """What rounding would cost the sample: shares of the ten nearest that lower ones replace, and of R@10."""
+    """What rounding would cost: shares of the ten nearest that lower ones replace, and of R@10.
+
+    An index that stays finds what it has found, so its recall moves by the first share at most.
+    """
 
     lost_neighbours: float
     lost_recall: float | None  # None without captions
     num_queries: int
-    in_range: bool  # whether half precision can hold all values that were looked at
+    in_range: bool  # whether half precision can hold all values
 
     @property
     def refusal(self) -> str | None:
@@ -53,7 +57,8 @@ class RoundingLoss:
             return "some values are beyond the range of half precision, 65,504"
         if self.lost_neighbours > MAX_LOST_NEIGHBOURS:
             found = (
-                f"{100 * self.lost_neighbours:.2f} % of the ten nearest of {self.num_queries:,} queries would be lost"
+                f"{100 * self.lost_neighbours:.2f} % of the ten nearest of {self.num_queries:,} queries would be lost, "
+                "and of the index's recall as much"
             )
             return f"{found}, {100 * MAX_LOST_NEIGHBOURS:g} % at most may be"
         if self.lost_recall is not None and self.lost_recall > MAX_LOST_RECALL:
@@ -95,6 +100,10 @@ def models_to_round(files: StoreFiles, current: Current, wanted: VectorType | No
             continue
         if loss.refusal is None:
             found[model] = paths
+            LOG.info(
+                f"{model or MAIN}: rounding gives away {100 * loss.lost_neighbours:.2f} % of the ten nearest of "
+                f"{loss.num_queries:,} queries, so the index's recall moves by no more"
+            )
             mark_half(view, fingerprint)
         else:
             LOG.warning(f'{model or MAIN}: vectors = "float16": those in float32 stay so, as {loss.refusal}')
@@ -116,67 +125,67 @@ def _unrounded_files(table: RecordTable) -> list[str]:
 
 
 def measure_loss(files: StoreFiles, current: Current) -> RoundingLoss | None:
-    """Compare exact search over published vectors with the same over rounded ones; None if there are none to round."""
+    """Compare exact search over all published vectors with the same over rounded ones; None if there are none."""
     table = RecordTable(files, "embeddings", current.embeddings)
-    vectors, captions, right = _sample(table, "image_embedding")
-    has_captions = len(captions) > 0
-    if not len(vectors):
-        vectors, _, _ = _sample(table, "text_embedding")
-        has_captions = False
-    if not len(vectors):
-        return None
-    queries = captions if has_captions else vectors[:MAX_QUERIES]
-    with np.errstate(over="ignore"):
-        rounded, asked = (each.astype(np.float16).astype(np.float32) for each in (vectors, queries))
-    if not np.isfinite(rounded).all() or not np.isfinite(asked).all():
-        return RoundingLoss(1.0, None, len(queries), in_range=False)
-    return _compare((queries, asked), (vectors, rounded), right if has_captions else None)
+    for column in VECTOR_COLUMNS:
+        queries, right = _choose_queries(table, column)
+        if len(queries):
+            return _compare(_blocks(table, column), queries, right)
+    return None
 
 
-def _compare(
-    queries: tuple[Floats, Floats], vectors: tuple[Floats, Floats], right: "np.ndarray[Any, np.dtype[np.int64]] | None"
-) -> RoundingLoss:
-    """Compare exact search with the same over rounded values, the second of each pair; `right`: rows to be found."""
-    num, k, length = len(queries[0]), min(K, len(vectors[0])), float(np.linalg.norm(vectors[0], axis=1).mean())
-    lost, hits = 0, np.zeros(2)
-    for start in range(0, num, QUERIES_AT_ONCE):
-        part = slice(start, start + QUERIES_AT_ONCE)
-        exact, rough = (asked[part] @ own.T for asked, own in zip(queries, vectors, strict=True))
-        tie = TIE * length * np.linalg.norm(queries[0][part], axis=1, keepdims=True)
-        nearest = np.argpartition(-rough, k - 1, axis=1)[:, :k]
-        lost += int((np.take_along_axis(exact, nearest, axis=1) < _last_of(exact, k) - tie).sum())
-        if right is not None:
-            hits += [
-                (np.take_along_axis(scores, right[part, None], axis=1) >= _last_of(scores, k) - tie).sum()
-                for scores in (exact, rough)
-            ]
-    lost_recall = float(hits[0] - hits[1]) / num if right is not None else None
+def _compare(blocks: Iterator[Floats], queries: Floats, right: Floats | None) -> RoundingLoss:
+    """Compare exact search with the same over rounded values, block by block; `right` has the vectors to be found."""
+    num, asked, num_vectors, lengths = len(queries), _round(queries), 0, 0.0
+    best, rough_best, exact_of_rough = (np.full((num, K), -np.inf, np.float32) for _ in range(3))
+    for vectors in blocks:
+        rounded = _round(vectors)
+        if not np.isfinite(rounded).all() or not np.isfinite(asked).all():
+            return RoundingLoss(1.0, None, num, in_range=False)
+        exact, rough = queries @ vectors.T, asked @ rounded.T
+        num_vectors, lengths = num_vectors + len(vectors), lengths + float(np.linalg.norm(vectors, axis=1).sum())
+        best = np.partition(np.hstack([best, exact]), -K, axis=1)[:, -K:]
+        rough, exact = np.hstack([rough_best, rough]), np.hstack([exact_of_rough, exact])
+        nearest = np.argpartition(rough, -K, axis=1)[:, -K:]
+        rough_best, exact_of_rough = (np.take_along_axis(each, nearest, axis=1) for each in (rough, exact))
+    k = min(K, num_vectors)
+    tie = TIE * lengths / num_vectors * np.linalg.norm(queries, axis=1)
+    least, rough_least = (np.sort(each, axis=1)[:, -k] - tie for each in (best, rough_best))
+    lost = int(((exact_of_rough < least[:, None]) & np.isfinite(rough_best)).sum())
+    lost_recall = None
+    if right is not None:
+        is_found = (queries * right).sum(axis=1) >= least
+        lost_recall = float(is_found.mean() - ((asked * _round(right)).sum(axis=1) >= rough_least).mean())
     return RoundingLoss(lost / (num * k), lost_recall, num, in_range=True)
 
 
-def _last_of(scores: Floats, k: int) -> Floats:
-    """Return the k-th highest score of each query: (Q, 1). Scores are compared, as rows that tie are in no order."""
-    return np.partition(scores, -k, axis=1)[:, -k, None]
+def _round(vectors: Floats) -> Floats:
+    with np.errstate(over="ignore"):
+        return vectors.astype(np.float16).astype(np.float32)
 
 
-def _sample(table: RecordTable, column: str) -> "tuple[Floats, Floats, np.ndarray[Any, np.dtype[np.int64]]]":
-    """Return vectors from files across the table, captions of some, and the rows of these captions' own vectors."""
-    images, texts, right, num = list[Floats](), list[Floats](), [np.zeros(0, np.int64)], 0
-    for path in _choose_spread(table.paths()):
+def _blocks(table: RecordTable, column: str) -> Iterator[Floats]:
+    for path in table.paths():
+        values = table.read_vectors(column, [path]).values
+        yield from (values[start : start + BLOCK_ROWS] for start in range(0, len(values), BLOCK_ROWS))
+
+
+def _choose_queries(table: RecordTable, column: str) -> tuple[Floats, Floats | None]:
+    """Return captions from files across the table, with the vectors that are theirs; vectors alone without captions."""
+    num = max(MIN_QUERIES, min(MAX_QUERIES, MAX_PRODUCTS // max(table.num_rows(), 1)))
+    paths = [*_choose_spread(table.paths())]
+    share = -(-num // max(len(paths), 1))
+    vectors, texts, right = list[Floats](), list[Floats](), list[Floats]()
+    for path in paths:
         own, captions = table.read_vectors(column, [path]), table.read_vectors("text_embedding", [path])
-        share = min(-(-MAX_CANDIDATES // min(NUM_FILES, len(table.paths()))), MAX_CANDIDATES - num)
-        taken = own.values[:share]
-        if not len(taken):
-            continue
-        rows = np.cumsum(own.present) - 1
-        is_pair = own.present & captions.present & (rows < share)
-        texts.append(captions.values[is_pair[captions.present]])
-        right.append(rows[is_pair] + num)
-        images.append(taken)
-        num += len(taken)
-    if not images:
-        return np.empty((0, 0), np.float32), np.empty((0, 0), np.float32), right[0]
-    return np.concatenate(images), np.concatenate(texts)[:MAX_QUERIES], np.concatenate(right)[:MAX_QUERIES]
+        if len(own.values):
+            vectors.append(own.values[:share])
+            is_pair = own.present & captions.present if column != "text_embedding" else np.zeros_like(own.present)
+            texts.append(captions.values[is_pair[captions.present]][:share])
+            right.append(own.values[is_pair[own.present]][:share])
+    if any(map(len, texts)):
+        return np.concatenate([each for each in texts if len(each)])[:num], np.concatenate(right)[:num]
+    return (np.concatenate(vectors)[:num] if vectors else np.empty((0, 0), np.float32)), None
 
 
 def _choose_spread(paths: list[str]) -> Iterator[str]:

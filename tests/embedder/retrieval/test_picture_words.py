@@ -7,7 +7,7 @@ from search_stores import QUERY, ids, picture, searchable
 
 from embedder.config_toml.sections import IndexConfig
 from embedder.retrieval.queries import SearchOptions
-from embedder.retrieval.store_api import open_store
+from embedder.retrieval.store_api import keep_row_files, open_store
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.purge.purge import purge
@@ -91,3 +91,20 @@ def test_without_a_words_index_none_is_made(store):
         pytest.skip("it is there")
     ensure_index(view, version, None, IndexConfig(words="none"))
     assert not has_words(view, version)
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_row_files_say_whose_words_they_are_and_no_table_is_read_for_that(store, monkeypatch, is_noted):
+    monkeypatch.setattr("embedder.retrieval.row_files.MIN_ROWS", 1)
+    texts = ["invoice 2024", "shop café", "total"]
+    expected = [[(hit.item_id, hit.words_rank) for hit in hybrid(store, text)] for text in texts]
+    with write_lock(store.files), monkeypatch.context() as patched:
+        if not is_noted:  # as releases before wrote them
+            patched.setattr("embedder.retrieval.model_columns.ModelColumns.word_tables", lambda _: ())
+        keep_row_files(store.files)
+    opened = open_store(store.files.address)
+    assert opened.searcher.snapshot.mapped.of_model("ocr", 5) is not None or not is_noted
+    with monkeypatch.context() as patched:
+        if is_noted:
+            patched.setattr("embedder.retrieval.model_columns.ModelColumns.rows_of", None)
+        assert [[(hit.item_id, hit.words_rank) for hit in hybrid(opened, text)] for text in texts] == expected

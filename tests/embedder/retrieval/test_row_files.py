@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from index_stores import indexed_run, indexed_store, item, vector_of
 from search_stores import QUERY, ids, picture, searchable, video
+from store_samples import INFO, begin, table
 from store_states import build_store_index
 
 import embedder
@@ -17,17 +19,22 @@ from embedder.config_toml.sections import IndexConfig
 from embedder.retrieval.row_files import NAMES, NUMBERS_NAME, ROWS_NAME, DamagedCopyError, check_files
 from embedder.retrieval.snapshot import FileCheck, Snapshot
 from embedder.retrieval.store_api import keep_row_files, open_store
+from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.publish.interim import UnpublishedWork
+from embedder.store.publish.publication import ModelWork
+from embedder.store.publish.publish import InterimWork, PublishIntent, publish, publish_interim
 from embedder.store.tables.row_folders import ROWS_FOLDER, rows_path
 from embedder.store.tables.tables import RecordTable
-from embedder.store_index.keep_index import index_choice
+from embedder.store_index.keep_index import DEFAULT_INDEX_CONFIG, index_builder, index_choice
 from index.checked_files import NUM_SAMPLES, SAMPLE_BYTES, hash_samples
 from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
+from index.search import open_index
 
 WHERES = ("price > 2", "category = 'sea' AND has_picture", "file_size = 10 OR segment > 0", "file_name = 'v'", "false")
 
@@ -278,3 +285,66 @@ def test_a_vacuum_keeps_those_of_kept_publications_and_a_rollback_finds_its_own(
     opened = open_store(files.address)
     assert opened.searcher.snapshot.mapped.folder.is_relative_to(files.folder)
     assert len(opened.search(vector_of("0001.jpg"), 100)) == 63
+
+
+@pytest.mark.parametrize("kind", ["IVF8,Flat", "IVF8,SQ8", "LeanVec8,IVF8,SQfp16"])
+def test_vectors_of_lists_are_found_by_noted_places_without_a_map_of_all_rows(tmp_path, kind, monkeypatch):
+    files = indexed_store(tmp_path / "s", 400, kind=kind)
+    indexed_run(files, item(3, night=1), item(900), retired=[item(7)["item_id"]])
+    keep(open_store(files.address))
+    theirs = from_tables(open_store(files.address)).searcher.snapshot.vectors
+    every = np.arange(len(theirs.is_live))[::-1]
+    expected = theirs.vectors(every)
+    monkeypatch.setattr("faiss.IndexIVF.make_direct_map", None)
+    ours = open_store(files.address).searcher.snapshot.vectors
+    assert (ours.vectors(every) == expected).all()
+    assert ours.dim == theirs.dim == expected.shape[1]
+    assert ours.vectors(every[:0]).shape == (0, ours.dim)
+
+
+@pytest.mark.parametrize("place", [-1, 400, 1 << 30, None], ids=["none", "past the end", "far", "another row's"])
+def test_a_foreign_place_is_an_error_and_never_another_rows_vector(tmp_path, place):
+    files = indexed_store(tmp_path / "s", 400, kind="IVF8,Flat")
+    keep(open_store(files.address))
+    snapshot = open_store(files.address).searcher.snapshot
+    places = snapshot.mapped.places.copy()
+    places[5] = places[6] if place is None else place
+    opened = open_index(
+        files.folder / "index" / "000001", samples=snapshot.mapped.manifest.index_samples, places=places
+    )
+    assert (opened.vectors(np.array([4, 6])) == snapshot.vectors.vectors(np.array([4, 6]))).all()
+    with pytest.raises(RetrievalError, match="row 5 of the index is not at its place"):
+        opened.vectors(np.array([4, 5]))
+
+
+def test_row_files_of_earlier_releases_have_no_places_and_are_searched(tmp_path, monkeypatch):
+    files = indexed_store(tmp_path / "s", 400, kind="IVF8,Flat")
+    with monkeypatch.context() as patched:
+        patched.setattr("index.search.Index.places", lambda index: None)
+        build_store_index(files, kind="IVF8,Flat")
+        keep(open_store(files.address))
+    store = open_store(files.address)
+    assert store.searcher.snapshot.mapped.places is None
+    assert store.search(vector_of("0007.jpg"), 3, fold=0.99)[0].item_id == "0007.jpg"
+
+
+def test_a_publication_of_a_run_that_goes_on_writes_none_and_is_searched_by_the_tables(tmp_path):
+    files = indexed_store(tmp_path / "s", 60, kind="flat")
+    before = keep(open_store(files.address))
+    with write_lock(files):
+        run, metadata = begin(files)
+        write_part(files, metadata, 0, table(item(900), item(7, night=1)))
+        work = UnpublishedWork(run, pa.chunked_array([[]], pa.string()))
+        intent = PublishIntent(kind="refresh", info=INFO)
+        publish_interim([InterimWork(run, work.next(), metadata, intent)], index_builder(DEFAULT_INDEX_CONFIG))
+        keep_row_files(files)
+    opened = open_store(files.address)
+    assert opened.search(vector_of("0900.jpg"), 1)[0].item_id == "0900.jpg"
+    assert opened.search(vector_of("0007.jpg", 1), 1, where="modality = 'image'")[0].item_id == "0007.jpg"
+    assert opened.searcher.snapshot.mapped is None
+    assert [*before.parent.iterdir()] == [before]
+    assert not (tmp_path / "cache" / "embedder" / "indexes").exists()
+    with write_lock(files):
+        publish([ModelWork(run, metadata, intent)], index_builder(DEFAULT_INDEX_CONFIG))
+    last = keep(open_store(files.address))
+    assert open_store(files.address).searcher.snapshot.mapped.folder == last != before

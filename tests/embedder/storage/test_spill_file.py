@@ -23,3 +23,9 @@ def test_rows_are_taken_in_the_order_asked_for(memory_bytes, rows):
 def test_of_no_rows_none_are_taken():
     gathered = GatheredRows(in_memory_or_mapped(iter([]), PIECES[0].schema))
     assert (gathered.table.num_rows, gathered.take(np.array([], np.int64)).num_rows) == (0, 0)
+
+
+def test_some_columns_are_taken_alone_and_in_the_order_asked_for():
+    table = pa.table({"a": [1, 2, 3], "b": ["x", "y", "z"], "c": [0.5, 1.5, 2.5]})
+    found = GatheredRows(pa.concat_tables([table, table])).take(np.array([5, 0, 4]), ["c", "a"])
+    assert found.to_pydict() == {"c": [2.5, 0.5, 1.5], "a": [3, 1, 2]}

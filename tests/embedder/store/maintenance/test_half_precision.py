@@ -14,12 +14,13 @@ import samples
 from command_runs import run_here
 from deltalake import DeltaTable
 from embedding_runs import embedded
-from index_stores import indexed_run, unit
+from index_stores import NO_FIRST_INDEX, indexed_run, unit
 from refresh_runs import refreshed
 from store_samples import INFO, begin, row, table
-from store_states import Killed, dying, new_store, no_index, rows_at, rows_now, vectors_now
+from store_states import Killed, build_store_index, dying, new_store, no_index, rows_at, rows_now, vectors_now
 from two_models import OTHER, TwoModels, view_of
 
+from embedder.config_toml.sections import IndexConfig
 from embedder.retrieval.store_api import open_store
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import STORE_FILE, StoreInfo, read_current, read_record
@@ -134,6 +135,49 @@ def test_vectors_that_rounding_would_mix_up_stay_as_they_are(tmp_path, caplog):
     assert vectors_now(files) == before
     assert not is_half_store(files, INFO.model_fingerprint)
     assert "those in float32 stay so, as" in caplog.text and "of the ten nearest" in caplog.text
+
+
+def near_clusters(seed: int, spread: float) -> np.ndarray:
+    """Vectors of which ten and more lie so near each other that half precision orders some of them otherwise."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((40, DIM))
+    return unit(np.repeat(centres, 15, axis=0) + spread * rng.standard_normal((600, DIM)))
+
+
+def test_the_index_that_stays_loses_no_more_recall_than_the_gate_states(tmp_path, caplog):
+    files, vectors = new_store(tmp_path / "store"), near_clusters(4, 0.8)
+    rows = [row(f"{place:04d}.jpg", image_embedding=each.tolist()) for place, each in enumerate(vectors)]
+    indexed_run(files, *rows, config=NO_FIRST_INDEX)
+    build_store_index(files, IndexConfig(recall=0.6, min_recall=0.0, on_missed="publish"), kind="IVF16,Flat")
+
+    def recall() -> float:
+        now = np.array([vector for _, vector in sorted(vectors_now(files).items())], np.float32)
+        truth = np.argsort(-(vectors @ now.T), axis=1, kind="stable")[:, :10]
+        found = [{int(hit.item_id[:4]) for hit in hits} for hits in open_store(files.address).search(vectors, 10)]
+        return float(np.mean([len(each & {*own.tolist()}) / 10 for each, own in zip(found, truth, strict=True)]))
+
+    loss, before, index = measure_loss(files, read_current(files)), recall(), read_current(files).index
+    assert 0.5 < before < 1
+    assert 0 < loss.lost_neighbours <= MAX_LOST_NEIGHBOURS
+    with caplog.at_level("INFO"):
+        compact(files, vectors="float16")
+    assert f"gives away {100 * loss.lost_neighbours:.2f} % of the ten nearest of 600 queries" in caplog.text
+    assert read_current(files).index == index
+    assert abs(before - recall()) <= loss.lost_neighbours + 5e-4, "two or three of 6,000 may tie otherwise"
+
+
+def test_the_gate_compares_with_all_vectors_not_only_with_those_of_the_files_that_it_asks(tmp_path, monkeypatch):
+    monkeypatch.setattr("embedder.store.maintenance.half_precision.NUM_FILES", 1)
+    monkeypatch.setattr("embedder.store.maintenance.half_precision.BLOCK_ROWS", 100)
+    base, files = near_clusters(5, 0.01), new_store(tmp_path / "store")
+    rows = [row(f"{place:04d}.jpg", image_embedding=each.tolist()) for place, each in enumerate(base)]
+    indexed_run(files, *rows[:1], *rows[30::30], config=NO_FIRST_INDEX)  # one of each second cluster
+    assert measure_loss(files, read_current(files)).lost_neighbours == 0
+    indexed_run(files, *(each for place, each in enumerate(rows) if place % 30), config=NO_FIRST_INDEX)
+    assert len(RecordTable(files, "embeddings").paths()) > 1
+    loss = measure_loss(files, read_current(files))
+    assert loss.num_queries < 20
+    assert loss.lost_neighbours > MAX_LOST_NEIGHBOURS
 
 
 def test_duplicates_are_no_lost_neighbours(tmp_path):
