@@ -1,6 +1,6 @@
 """Decodes JPEG XL with libjxl; the size is read here first, because the library decodes whatever it is given."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -62,6 +62,12 @@ def _metadata(boxes: Iterable[Any]) -> dict[str, bytes]:
     return found
 
 
+def read_metadata(encoded: bytes) -> dict[str, bytes]:
+    """Return the blocks of Exif and XMP in a container, but compressed ones, without decoding anything."""
+    boxes = (SimpleNamespace(box_type=box.kind, data=encoded[box.start : box.end]) for box in _boxes(encoded))
+    return {} if encoded.startswith(CODESTREAM) else _metadata(boxes)
+
+
 def _load_jpeg(kind: str, data: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
     if not data.startswith(JPEG_START):
         raise DecodeError("BrokenImage", f"{kind}: what it keeps of a JPEG is none")
@@ -115,15 +121,19 @@ class _Box(NamedTuple):
 
 def _codestream_start(encoded: bytes) -> int | None:
     """Return the start of the codestream in a container: in its only box, or in the first of several."""
-    place = 0
-    for _ in range(MAX_BOXES):
-        box = _box_at(encoded, place)
-        if box is None:
-            return None
+    for box in _boxes(encoded):
         if box.kind in (b"jxlc", b"jxlp"):
             return box.start + (4 if box.kind == b"jxlp" else 0)  # a part starts with its number
-        place = box.end
     return None
+
+
+def _boxes(encoded: bytes) -> Iterator[_Box]:
+    place = 0
+    for _ in range(MAX_BOXES):
+        if (box := _box_at(encoded, place)) is None:
+            return
+        yield box
+        place = box.end
 
 
 def _box_at(encoded: bytes, place: int) -> _Box | None:
