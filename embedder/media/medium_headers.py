@@ -6,7 +6,6 @@ all bytes stays null. HEIC, WebP, AVIF and JPEG XL are read whole, as their read
 
 import io
 from collections.abc import Collection, Sequence
-from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 from PIL import Image
@@ -18,6 +17,9 @@ from embedder.media.medium_values import picture_values
 from embedder.media.metadata_blocks import MAX_XMP_BYTES, MetadataBlocks, read_blocks, read_xmp
 from embedder.media.picture_texts import find_captions, find_keywords
 from embedder.media.sniff import HEAD_BYTES, extra_kind, sniff
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def header_values(file: BinaryIO, max_pixels: int, max_file_bytes: int, columns: Collection[str]) -> dict[str, Any]:
@@ -51,9 +53,21 @@ def header_texts(file: BinaryIO, max_pixels: int, max_file_bytes: int, languages
     if extra_kind(head) is None and sniff(head) != "image":
         blocks = MetadataBlocks(xmp=read_xmp(file.read(MAX_XMP_BYTES + 1)))
     else:
+        if head.startswith(PNG_SIGNATURE):  # some programs write metadata behind the pixels
+            file = io.BytesIO(_without_png_pixels(file.read(max_file_bytes)))
         _, opened, file = _open_picture(file, head, max_pixels, max_file_bytes)
         blocks = read_blocks(opened, file)
     return {"captions": find_captions(blocks, languages), "keywords": find_keywords(blocks)}
+
+
+def _without_png_pixels(encoded: bytes) -> bytes:
+    """Return a PNG without its pixels, up to where it ends or was cut off."""
+    kept, place = [encoded[:8]], 8
+    while place < (end := place + 12 + int.from_bytes(encoded[place : place + 4], "big")) <= len(encoded):
+        if encoded[place + 4 : place + 8] not in (b"IDAT", b"fdAT", b"IEND"):
+            kept.append(encoded[place:end])
+        place = end
+    return b"".join([*kept, PNG_END])
 
 
 def _read_head(file: BinaryIO) -> bytes:
@@ -75,11 +89,10 @@ def _open_picture(
         primary = images[images.primary_index]
         return PictureForm("HEIC", primary.size, primary.mode), primary, io.BytesIO(encoded)
     if extra == JPEG_XL.name:
-        from embedder.media.extra_formats.jpeg_xl import declared_size, read_metadata
+        from embedder.media.extra_formats.jpeg_xl import declared_size, open_metadata
 
         encoded = file.read(max_file_bytes)
-        opened = SimpleNamespace(info=read_metadata(encoded))
-        return PictureForm("JXL", declared_size(encoded) or (0, 0)), opened, io.BytesIO(encoded)
+        return PictureForm("JXL", declared_size(encoded) or (0, 0)), open_metadata(encoded), io.BytesIO(encoded)
     if extra is not None:
         return PictureForm("RAW", (0, 0)), None, file
     Image.MAX_IMAGE_PIXELS = max_pixels * MAX_DRAFT_REDUCTION

@@ -58,7 +58,7 @@ PREFIXES = {
 
 UNREADABLE = "unreadable_metadata"
 """Key of `Image.info` for why an image was opened without its metadata."""
-NO_TEXTS = ("Raw profile type exif", "Raw profile type iptc", "XML:com.adobe.xmp")
+NO_TEXTS = ("Raw profile type exif", "Raw profile type iptc", "Raw profile type xmp", "XML:com.adobe.xmp")
 """Blocks that PNG keeps as text."""
 
 Tags = Mapping[int, Any]
@@ -164,9 +164,7 @@ def _first_directory(opened: Any, file: BinaryIO | None) -> tuple[BinaryIO | Non
 
 
 def _exif_block(info: Mapping[str, Any]) -> bytes:
-    block = info.get("exif")
-    if block is None and isinstance(profile := info.get("Raw profile type exif"), str):  # ImageMagick's, in a PNG
-        block = bytes.fromhex("".join(profile[: 2 * MAX_EXIF_BYTES + 100].split("\n")[3:]))
+    block = info.get("exif") or _raw_profile(info, "exif", MAX_EXIF_BYTES)
     if not isinstance(block, bytes):
         return b""
     if len(block) > MAX_EXIF_BYTES:
@@ -174,6 +172,12 @@ def _exif_block(info: Mapping[str, Any]) -> bytes:
     while block.startswith(b"Exif\0\0"):
         block = block[6:]
     return block
+
+
+def _raw_profile(info: Mapping[str, Any], name: str, max_bytes: int) -> bytes:
+    """Return a block that ImageMagick has written into a PNG, as hexadecimal text; empty if there is none."""
+    profile = info.get(f"Raw profile type {name}")
+    return bytes.fromhex("".join(profile[: 2 * max_bytes + 100].split("\n")[3:])) if isinstance(profile, str) else b""
 
 
 def read_directory(file: BinaryIO, group: int | None = None, offset: int | None = None) -> ImageFileDirectory_v2:
@@ -214,7 +218,12 @@ def _check_directory(file: BinaryIO, start: int, size: int, order: str, *, is_bi
 
 
 def _xmp_block(info: Mapping[str, Any], tags: Tags) -> bytes:
-    block = info.get("xmp") or info.get("XML:com.adobe.xmp") or tags.get(XMP_TAG)
+    block = (
+        info.get("xmp")
+        or info.get("XML:com.adobe.xmp")
+        or tags.get(XMP_TAG)
+        or _raw_profile(info, "xmp", MAX_XMP_BYTES)
+    )
     if isinstance(block, tuple) and len(block) == 1:
         block = block[0]
     if isinstance(block, str):

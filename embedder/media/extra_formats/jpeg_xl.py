@@ -1,5 +1,6 @@
 """Decodes JPEG XL with libjxl; the size is read here first, because the library decodes whatever it is given."""
 
+import io
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -41,7 +42,8 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
     if is_jpeg:
         loaded = _load_jpeg(kind, data, resize, max_pixels)
         form = form_of(loaded.source, loaded.orientation)
-        return loaded._replace(form=form._replace(format="JXL"))
+        opened = _with_boxes(data, boxes[0] if boxes else ())
+        return loaded._replace(opened=opened, form=form._replace(format="JXL"))
     mode = MODES.get(info.mode, info.mode)
     if len(data) != info.width * info.height * BYTES_OF_PIXEL.get(mode, 0):
         raise DecodeError("UnsupportedPixels", f"{kind}: {info.mode} of that depth isn't read; save it with 8 bits")
@@ -62,10 +64,22 @@ def _metadata(boxes: Iterable[Any]) -> dict[str, bytes]:
     return found
 
 
-def read_metadata(encoded: bytes) -> dict[str, bytes]:
-    """Return the blocks of Exif and XMP in a container, but compressed ones, without decoding anything."""
-    boxes = (SimpleNamespace(box_type=box.kind, data=encoded[box.start : box.end]) for box in _boxes(encoded))
-    return {} if encoded.startswith(CODESTREAM) else _metadata(boxes)
+def open_metadata(encoded: bytes) -> Any:
+    """Open what has an image's metadata: the container's boxes, and the JPEG that it keeps, if it keeps one.
+
+    Boxes that are compressed by themselves are left out. Raises what the library raises if the JPEG can't be restored.
+    """
+    boxes = () if encoded.startswith(CODESTREAM) else list(_boxes(encoded))
+    jpeg = pillow_jxl.Decoder(num_threads=0)(encoded)[2] if any(box.kind == b"jbrd" for box in boxes) else None
+    return _with_boxes(
+        jpeg, [SimpleNamespace(box_type=each.kind, data=encoded[each.start : each.end]) for each in boxes]
+    )
+
+
+def _with_boxes(jpeg: bytes | None, boxes: Iterable[Any]) -> Any:
+    opened = SimpleNamespace(info={}) if jpeg is None else Image.open(io.BytesIO(jpeg), formats=("JPEG",))
+    opened.info |= _metadata(boxes)
+    return opened
 
 
 def _load_jpeg(kind: str, data: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
