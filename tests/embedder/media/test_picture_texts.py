@@ -13,7 +13,7 @@ from embedder.media.caption_text import (
     clean_keywords,
 )
 from embedder.media.media_errors import DecodeError
-from embedder.media.picture_texts import read_user_comment
+from embedder.media.picture_texts import decode_legacy, read_user_comment
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import MAX_MESSAGE_BYTES, SandboxedDecoder
 from embedder.sources.byte_ranges import open_ranges
@@ -38,7 +38,7 @@ EXPECTED = {
     "news.jpg": ({"iptc": "The storm"}, []),
     "object_name.jpg": ({"iptc": "Regatta 2019"}, []),
     "keywords.jpg": ({}, ["sailing", "Cowes Week"]),
-    "long.jpg": ({"iptc": "ä" * 40}, []),
+    "long.jpg": ({"iptc": "x" + "ä" * 31 + "."}, []),  # as exiftool cuts it
     "image_description.jpg": ({"exif": "a red kite"}, []),
     "image_description_utf8.jpg": ({"exif": "ein Kranich über Rügen"}, []),
     "image_description_latin.jpg": ({"exif": "ein Kranich über Rügen"}, []),
@@ -159,6 +159,12 @@ def test_what_people_write_is_a_caption(text):
 )
 def test_user_comments_are_read_by_their_character_codes(value, text):
     assert read_user_comment(value, "le") == text
+
+
+def test_a_letter_that_a_limit_has_cut_is_left_out():
+    cut = "Zürich ü".encode()[:-1]
+    assert decode_legacy(cut, may_be_cut=True) == "Zürich "
+    assert decode_legacy(cut) == "ZÃ¼rich Ã"
 
 
 @pytest.mark.parametrize("description", ["&#55296;", "&#x110000;", "&#1114112;", "&#0;", "\ud800", "x" * 10**6])

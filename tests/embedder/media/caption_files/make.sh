@@ -28,7 +28,7 @@ put caption_first.jpg -IPTC:Caption-Abstract="ascii alone" -IPTC:Headline="of no
 put news.jpg -IPTC:Headline="The storm" -IPTC:ObjectName="storm 1"
 put object_name.jpg -IPTC:ObjectName="Regatta 2019"
 put keywords.jpg -IPTC:Keywords=sailing -IPTC:Keywords="Cowes Week" -IPTC:Keywords=Sailing
-put long.jpg -IPTC:CodedCharacterSet=UTF8 -IPTC:ObjectName="$(printf 'ä%.0s' $(seq 40))"
+put long.jpg -IPTC:CodedCharacterSet=UTF8 -IPTC:ObjectName="x$(printf "ä%.0s" $(seq 40))"
 # Exif
 put image_description.jpg -EXIF:ImageDescription="a red kite"
 put image_description_utf8.jpg -EXIF:ImageDescription="ein Kranich über Rügen"
