@@ -109,7 +109,7 @@ def carried_schema(schema: pa.Schema) -> pa.Schema:
     )
 
 
-KINDS = {"timestamp": pa.timestamp("us"), "utc": pa.timestamp("us", tz="UTC")}
+KINDS = {"timestamp": pa.timestamp("us"), "utc": pa.timestamp("us", tz="UTC"), "strings": pa.list_(pa.string())}
 
 
 def medium_schema(names: Iterable[str]) -> pa.Schema:

@@ -9,7 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import AfterValidator, Discriminator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, create_model, field_validator, model_validator
 
 from embedder.config_toml.deploy_section import DeployConfig
 from embedder.config_toml.load_config import load
@@ -106,8 +106,20 @@ class SourcesConfig(ConfigSection):
     )
 
 
-class CaptionsConfig(ConfigSection):
-    """Caption files of folders: `.txt` and `.json` beside the images and videos."""
+CaptionPlace = Literal["sidecar", "xmp", "iptc", "exif", "takeout", "imagefolder"]
+
+_PLACES = Field(
+    ("sidecar",),
+    description="places of captions, in order: the first one that has any gives it. sidecar: `.txt` or `.json` of the "
+    "same name; takeout: Google Takeout's `.json`; imagefolder: `metadata.jsonl`, `.csv` or `.parquet`; xmp: an `.xmp` "
+    "file, else the image's own XMP; iptc and exif: in the image",
+)
+_FIELDS: dict[str, Any] = {"from": (tuple[CaptionPlace, ...], _PLACES)}  # a word of Python's, so no field by itself
+_CaptionPlaces = create_model("_CaptionPlaces", __base__=ConfigSection, **_FIELDS)
+
+
+class CaptionsConfig(_CaptionPlaces):
+    """Captions of images and videos: in files beside them, and in their metadata."""
 
     alone: Literal["auto"] | bool = Field(
         "auto",
@@ -117,9 +129,21 @@ class CaptionsConfig(ConfigSection):
     columns: tuple[str, ...] = Field(
         (), description="keys of the `.json` files that are copied into the embeddings table, as carryover is"
     )
-    takeout: bool = Field(
-        False, description="the `description` of Google Takeout's `.json` is the caption of a picture without another"
+    languages: tuple[str, ...] = Field(
+        (), description='languages to take of XMP\'s alternatives, as "en"; left out: what is marked as the default'
     )
+
+    @property
+    def places(self) -> tuple[CaptionPlace, ...]:
+        """Value of the key `from`."""
+        found: tuple[CaptionPlace, ...] = getattr(self, "from")
+        return found
+
+    @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        if len(set(self.places)) < len(self.places):
+            raise ValueError("from names a place twice; name each once, the one that counts most first")
+        return self
 
 
 def check_source_names(sources: tuple[SourceConfig, ...]) -> None:
@@ -303,6 +327,7 @@ class RowSettings:
 
     decode: DecodeConfig
     metadata: MetadataConfig
+    captions: CaptionsConfig
     web: WebConfig
     segment_s: float
     frames_per_segment: int

@@ -13,7 +13,7 @@ class MediumColumn(NamedTuple):
 
     Attributes:
         name: of the column.
-        kind: Arrow type: `timestamp` has microseconds and no zone, `utc` is of UTC.
+        kind: Arrow type: `timestamp` has microseconds and no zone, `utc` is of UTC, `strings` is a list.
         group: what is kept or dropped together.
         text: for the documentation.
         sources: where the value is looked for, in this order: `exif.NAME` and `gps.NAME` are tags of Exif, `xmp.NAME`
@@ -102,6 +102,13 @@ COLUMNS = (
         "software",
         "program that wrote it",
         ("exif.Software", "xmp.xmp:CreatorTool", "png.Software", "clip.encoder"),
+    ),
+    MediumColumn(
+        "keywords",
+        "strings",
+        "keywords",
+        "keywords of the picture: those of all sources",
+        ("xmp.dc:subject", "iptc.2:25", "exif.XPKeywords"),
     ),
     MediumColumn("duration_s", "float64", "clip", "length of the clip in seconds"),
     MediumColumn("fps", "float64", "clip", "frames a second"),

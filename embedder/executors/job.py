@@ -264,6 +264,8 @@ def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_
         animations=rows.decode.animations,
         colour=rows.decode.settled_colour,
         medium_columns=rows.metadata.columns,
+        caption_places=rows.captions.places,
+        caption_languages=rows.captions.languages,
     )
 
 

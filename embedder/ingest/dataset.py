@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from embedder.ingest.work import IngestOptions
 from embedder.installation import require
 from embedder.quantities import plural
 from embedder.report.report_schema import Report
+from embedder.sources.captions import PLACES_MARK, CaptionRules
 from embedder.sources.join import JOINED
 from embedder.sources.listing import LISTING_SCHEMA, list_given
 from embedder.sources.listing_schema import HASHED, Listing, table_of_rows
@@ -42,6 +44,8 @@ LOG = logging.getLogger(__name__)
 WAY_OUT = "embed_dataset(..., id=COLUMN)"
 NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 CHANGED = "DatasetChanged"
+ADDED = f"{re.escape(JOINED)}|{re.escape(PLACES_MARK)}"
+"""What precedes what listing adds to `modified`."""
 
 
 def embed_dataset(
@@ -173,7 +177,10 @@ class DatasetItems:
         if self.columns.id is None:
             rows = _first_of_each(rows, left_out)
         listing = Listing(iter([rows]), carried, unique_ids=self.columns.id is None)
-        listed = list_given(listing, self.source, left_out=left_out, web=sources.web, joins=sources.join)
+        rules = CaptionRules(places=sources.captions.places, languages=sources.captions.languages)
+        listed = list_given(
+            listing, self.source, left_out=left_out, web=sources.web, joins=sources.join, captions=rules
+        )
         return pa.concat_tables([LISTING_SCHEMA.empty_table(), *listed], promote_options="default"), left_out
 
     def supply(self, chosen: pa.Table, run: Run) -> pa.Table:
@@ -216,11 +223,11 @@ class DatasetItems:
             run.files.delete(info.path)
 
     def _raw(self, items: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-        """Return ids and versions as the dataset's rows have them: without the name, and without what joins add."""
+        """Return ids and versions as the dataset's rows have them: without the name, and without what listing adds."""
         ids = items["item_id"]
         if self.source:
             ids = pc.utf8_slice_codeunits(ids, len(self.source) + 1)
-        versions = pc.list_element(pc.split_pattern(items["modified"], JOINED), 0)
+        versions = pc.list_element(pc.split_pattern_regex(items["modified"], ADDED), 0)
         return ids, versions
 
 

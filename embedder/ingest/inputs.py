@@ -266,7 +266,8 @@ def _list_items(
         alone=model.config.vision is None if asked == "auto" else asked,
         is_kept=_KeptCaptions(files, current) if asked == "auto" else None,
         columns=sources.captions.columns,
-        takeout=sources.captions.takeout,
+        places=sources.captions.places,
+        languages=sources.captions.languages,
     )
     return list_items(sources, files, may_be_empty=may_be_empty, captions=rules)
 

@@ -28,9 +28,7 @@ from embedder.report.report_schema import Report
 from embedder.report.step_sums import split_loads
 from embedder.report.timeline import TIMELINE_FILE, Timeline, timeline_of, timeline_of_calls
 from embedder.retrieval.store_api import keep_row_files
-from embedder.sources.local_listing import stem_of
 from embedder.sources.selection import LeftOut
-from embedder.sources.unicode_forms import stem_to_nfc
 from embedder.store.journal.finished import whole_among
 from embedder.store.journal.journal import stream_keys
 from embedder.store.journal.runs import REPORT_FILE
@@ -176,9 +174,7 @@ def _has_named_kept(left_out: LeftOut, result: RunResult) -> bool:
 def _num_json_without_caption(to_embed: pa.Table, result: RunResult) -> int:
     """Count the items embedded without a caption although there is a `.json` next to them."""
     is_json = pc.fill_null(pc.ends_with(to_embed["caption_uri"], ".json", ignore_case=True), False)
-    asked = to_embed.select(["item_id", "uri", "caption_uri"]).filter(is_json).to_pylist()
-    named = [row["item_id"] for row in asked if _is_of_stem(row["caption_uri"], row["uri"])]  # Takeout's may be empty
-    ids = pa.array(named, pa.string())
+    ids = to_embed["item_id"].filter(is_json).combine_chunks()
     if not len(ids):
         return 0
     parts = [part for entry in result.entries for part in entry.parts]
@@ -187,10 +183,6 @@ def _num_json_without_caption(to_embed: pa.Table, result: RunResult) -> int:
         for rows in stream_keys(result.run.files, parts, "embeddings", ["item_id", "segment", "caption"])
     )
     return sum(pc.sum(pc.is_in(found, value_set=ids)).as_py() or 0 for found in lacking)
-
-
-def _is_of_stem(caption_uri: str, uri: str) -> bool:
-    return stem_to_nfc(stem_of(caption_uri)) == stem_to_nfc(stem_of(uri))
 
 
 def _num_published_before(result: RunResult) -> int:

@@ -1,11 +1,11 @@
 """Reads the values of the medium's columns from headers alone, for rows that were embedded before there were columns.
 
 Runs in the sandbox process, on a file of which only the ranges that are asked for are fetched. What needs the pixels or
-all bytes stays null. HEIC, WebP and AVIF are read whole, as their readers take no less.
+all bytes stays null. HEIC, WebP, AVIF and JPEG XL are read whole, as their readers take no less.
 """
 
 import io
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, BinaryIO
 
 from PIL import Image
@@ -14,8 +14,12 @@ from embedder.media.formats import HEIC, JPEG_XL
 from embedder.media.images import FORMATS, MAX_DRAFT_REDUCTION, ORIENTATION_TAG, form_of, note_form
 from embedder.media.loaded_image import PictureForm
 from embedder.media.medium_values import picture_values
-from embedder.media.metadata_blocks import read_blocks
+from embedder.media.metadata_blocks import MAX_XMP_BYTES, MetadataBlocks, read_blocks, read_xmp
+from embedder.media.picture_texts import find_captions, find_keywords
 from embedder.media.sniff import HEAD_BYTES, extra_kind, sniff
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def header_values(file: BinaryIO, max_pixels: int, max_file_bytes: int, columns: Collection[str]) -> dict[str, Any]:
@@ -27,29 +31,72 @@ def header_values(file: BinaryIO, max_pixels: int, max_file_bytes: int, columns:
         max_file_bytes: limit of what is read at once.
         columns: names of the columns.
     """
-    head = file.read(HEAD_BYTES)
-    file.seek(0)
-    extra = extra_kind(head)
-    if extra is None and sniff(head) == "video":
+    head = _read_head(file)
+    if extra_kind(head) is None and sniff(head) == "video":
         from embedder.media.videos import read_clip_values
 
         return read_clip_values(file, max_pixels, columns)
+    form, opened, file = _open_picture(file, head, max_pixels, max_file_bytes)
+    return picture_values(form, opened, file, columns)
+
+
+def header_texts(file: BinaryIO, max_pixels: int, max_file_bytes: int, languages: Sequence[str]) -> dict[str, Any]:
+    """Return the `captions` by place, and the `keywords`, of a picture or an XMP sidecar; raises as `header_values`.
+
+    Args:
+        file: as for `header_values`, like the two limits; anything but a picture is read as XMP.
+        max_pixels: see there.
+        max_file_bytes: see there.
+        languages: those that are wanted of XMP's alternatives.
+    """
+    head = _read_head(file)
+    if extra_kind(head) is None and sniff(head) != "image":
+        blocks = MetadataBlocks(xmp=read_xmp(file.read(MAX_XMP_BYTES + 1)))
+    else:
+        if head.startswith(PNG_SIGNATURE):  # some programs write metadata behind the pixels
+            file = io.BytesIO(_without_png_pixels(file.read(max_file_bytes)))
+        _, opened, file = _open_picture(file, head, max_pixels, max_file_bytes)
+        blocks = read_blocks(opened, file)
+    return {"captions": find_captions(blocks, languages), "keywords": find_keywords(blocks)}
+
+
+def _without_png_pixels(encoded: bytes) -> bytes:
+    """Return a PNG without its pixels, up to where it ends or was cut off."""
+    kept, place = [encoded[:8]], 8
+    while place < (end := place + 12 + int.from_bytes(encoded[place : place + 4], "big")) <= len(encoded):
+        if encoded[place + 4 : place + 8] not in (b"IDAT", b"fdAT", b"IEND"):
+            kept.append(encoded[place:end])
+        place = end
+    return b"".join([*kept, PNG_END])
+
+
+def _read_head(file: BinaryIO) -> bytes:
+    head = file.read(HEAD_BYTES)
+    file.seek(0)
+    return head
+
+
+def _open_picture(
+    file: BinaryIO, head: bytes, max_pixels: int, max_file_bytes: int
+) -> tuple[PictureForm, Any, BinaryIO]:
+    """Return a picture's form, what has its metadata, and the file, in memory where it had to be read whole."""
+    extra = extra_kind(head)
     if extra == HEIC.name:
         import pillow_heif
 
         encoded = file.read(max_file_bytes)
         images = pillow_heif.open_heif(encoded)
         primary = images[images.primary_index]
-        form = PictureForm("HEIC", primary.size, primary.mode)
-        return picture_values(form, primary, io.BytesIO(encoded), columns)
+        return PictureForm("HEIC", primary.size, primary.mode), primary, io.BytesIO(encoded)
     if extra == JPEG_XL.name:
-        from embedder.media.extra_formats.jpeg_xl import declared_size
+        from embedder.media.extra_formats.jpeg_xl import declared_size, open_metadata
 
-        return picture_values(PictureForm("JXL", declared_size(head) or (0, 0)), None, file, columns)
+        encoded = file.read(max_file_bytes)
+        return PictureForm("JXL", declared_size(encoded) or (0, 0)), open_metadata(encoded), io.BytesIO(encoded)
     if extra is not None:
-        return picture_values(PictureForm("RAW", (0, 0)), None, file, columns)
+        return PictureForm("RAW", (0, 0)), None, file
     Image.MAX_IMAGE_PIXELS = max_pixels * MAX_DRAFT_REDUCTION
     image = Image.open(file, formats=FORMATS)
     note_form(image)
     turn = read_blocks(image, file).exif.get(ORIENTATION_TAG, 1)  # Pillow would decode a PNG to look behind its pixels
-    return picture_values(form_of(image, turn if isinstance(turn, int) else 1), image, file, columns)
+    return form_of(image, turn if isinstance(turn, int) else 1), image, file

@@ -18,6 +18,7 @@ from PIL import ExifTags, Image, ImageCms, ImageFilter
 
 from embedder.media.loaded_image import PictureForm
 from embedder.media.metadata_blocks import MetadataBlocks, read_blocks
+from embedder.media.picture_texts import find_keywords
 from embedder.media.resize import Size, SizedPixels
 from embedder.medium_columns import BY_NAME
 
@@ -94,9 +95,11 @@ def picture_values(
         sized: its pixels as the model takes them; None leaves out what is computed of them.
     """
     notes = list[str]()
-    blocks = read_blocks(opened if opened is not None else Image.new("1", (1, 1)), file)
+    blocks = read_blocks(opened, file)
     values = _try("form", notes, lambda: _form_values(form, opened, file, columns))
     values |= source_values(Sources(blocks, {}), notes)
+    if "keywords" in columns:
+        values |= _try("keywords", notes, lambda: {"keywords": find_keywords(blocks) or None})
     if sized is not None:
         values |= _try("pixels", notes, lambda: pixel_values(sized, columns))
     return with_note(values, (*blocks.notes, *notes), columns)

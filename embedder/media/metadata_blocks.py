@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, BinaryIO
 from xml.etree.ElementTree import TreeBuilder, XMLParser
 
@@ -27,7 +27,8 @@ MAX_NOTE_CHARACTERS = 200
 
 EXIF_DIRECTORY, GPS_DIRECTORY = 0x8769, 0x8825
 """Tags of the first directory that point to the other two."""
-IPTC_TAG, IPTC_RESOURCE = 33723, 0x0404  # of a TIFF, of Photoshop's block in a JPEG
+XMP_TAG, IPTC_TAG = 700, 33723  # of a TIFF
+IPTC_RESOURCE = 0x0404  # of Photoshop's block in a JPEG
 
 JPEG_APPS = tuple(bytes([number]) for number in range(0xE0, 0xF0))
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -57,7 +58,7 @@ PREFIXES = {
 
 UNREADABLE = "unreadable_metadata"
 """Key of `Image.info` for why an image was opened without its metadata."""
-NO_TEXTS = ("Raw profile type exif", "Raw profile type iptc", "XML:com.adobe.xmp")
+NO_TEXTS = ("Raw profile type exif", "Raw profile type iptc", "Raw profile type xmp", "XML:com.adobe.xmp")
 """Blocks that PNG keeps as text."""
 
 Tags = Mapping[int, Any]
@@ -100,9 +101,11 @@ def read_blocks(opened: Any, file: BinaryIO | None = None) -> MetadataBlocks:
     """Read the metadata of an image opened by Pillow or one of its plug-ins.
 
     Args:
-        opened: the image; before a PNG is loaded, what follows its pixels is not known yet.
+        opened: the image; before a PNG is loaded, what follows its pixels is not known yet. None if only its file is
+            known, as of a camera raw.
         file: the file itself, seekable, in which the directories of a TIFF or of many camera raws lie.
     """
+    opened = SimpleNamespace(info={}) if opened is None else opened
     info, notes = opened.info, list[str]()
     if reason := info.get(UNREADABLE):
         notes.append(f"the metadata is broken: {reason}")
@@ -116,7 +119,7 @@ def read_blocks(opened: Any, file: BinaryIO | None = None) -> MetadataBlocks:
                     details, gps = (found, gps) if tag == EXIF_DIRECTORY else (details, found)
     xmp, iptc = dict[str, tuple[XmpText, ...]](), dict[tuple[int, int], tuple[bytes, ...]]()
     with _note_failure("XMP", notes):
-        xmp = read_xmp(_xmp_block(info))
+        xmp = read_xmp(_xmp_block(info, first))
     with _note_failure("IPTC", notes):
         iptc = _read_iptc(opened)
     return MetadataBlocks(first, details, gps, xmp, iptc, _texts(info), tuple(notes))
@@ -161,9 +164,7 @@ def _first_directory(opened: Any, file: BinaryIO | None) -> tuple[BinaryIO | Non
 
 
 def _exif_block(info: Mapping[str, Any]) -> bytes:
-    block = info.get("exif")
-    if block is None and isinstance(profile := info.get("Raw profile type exif"), str):  # ImageMagick's, in a PNG
-        block = bytes.fromhex("".join(profile[: 2 * MAX_EXIF_BYTES + 100].split("\n")[3:]))
+    block = info.get("exif") or _raw_profile(info, "exif", MAX_EXIF_BYTES)
     if not isinstance(block, bytes):
         return b""
     if len(block) > MAX_EXIF_BYTES:
@@ -171,6 +172,12 @@ def _exif_block(info: Mapping[str, Any]) -> bytes:
     while block.startswith(b"Exif\0\0"):
         block = block[6:]
     return block
+
+
+def _raw_profile(info: Mapping[str, Any], name: str, max_bytes: int) -> bytes:
+    """Return a block that ImageMagick has written into a PNG, as hexadecimal text; empty if there is none."""
+    profile = info.get(f"Raw profile type {name}")
+    return bytes.fromhex("".join(profile[: 2 * max_bytes + 100].split("\n")[3:])) if isinstance(profile, str) else b""
 
 
 def read_directory(file: BinaryIO, group: int | None = None, offset: int | None = None) -> ImageFileDirectory_v2:
@@ -210,8 +217,13 @@ def _check_directory(file: BinaryIO, start: int, size: int, order: str, *, is_bi
         raise _refusal(f"a directory that claims {claimed} bytes", limit)
 
 
-def _xmp_block(info: Mapping[str, Any]) -> bytes:
-    block = info.get("xmp") or info.get("XML:com.adobe.xmp")
+def _xmp_block(info: Mapping[str, Any], tags: Tags) -> bytes:
+    block = (
+        info.get("xmp")
+        or info.get("XML:com.adobe.xmp")
+        or tags.get(XMP_TAG)
+        or _raw_profile(info, "xmp", MAX_XMP_BYTES)
+    )
     if isinstance(block, tuple) and len(block) == 1:
         block = block[0]
     if isinstance(block, str):

@@ -232,16 +232,17 @@ class SandboxedDecoder:
         """
         return self._one_image({"do": "frame", "time_s": time_s}, source, resize).pixels
 
-    def header(self, ranges: ByteRanges) -> Message:
+    def header(self, ranges: ByteRanges, languages: Sequence[str] | None = None) -> Message:
         """Return the values of the medium's columns that a file's headers give; only what they take is read.
 
-        Raises a DecodeError; whatever `ranges` raises.
+        With `languages`, which are those that are wanted of XMP's alternatives, return the `captions` by place and the
+        `keywords` of a picture's metadata or an XMP sidecar instead. Raises a DecodeError; whatever `ranges` raises.
         """
         self._turn += 1
         self._end_unfinished()
         deadline_s = time.monotonic() + self.limits.timeout_s
         try:
-            self._send({"do": "header", "num_bytes": ranges.size})
+            self._send({"do": "header", "num_bytes": ranges.size, "languages": languages})
             while True:
                 answer = self._receive(max(0.0, deadline_s - time.monotonic()), "reading the header")
                 if "read" not in answer:

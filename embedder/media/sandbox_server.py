@@ -181,8 +181,10 @@ class Server:
         return self._post([read_frame_at(file, resize, time_s, self.max_pixels)])
 
     def _header(self, request: Message, file: BinaryIO) -> Message:
-        from embedder.media.medium_headers import header_values
+        from embedder.media.medium_headers import header_texts, header_values
 
+        if (languages := request.get("languages")) is not None:
+            return {"medium": header_texts(file, self.max_pixels, self.max_file_bytes, languages)}
         return {"medium": header_values(file, self.max_pixels, self.max_file_bytes, self.medium_columns)}
 
     def _ask(self, offset: int, length: int) -> bytes:

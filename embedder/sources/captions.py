@@ -1,21 +1,26 @@
 """Captions in files: plain text, or one key of a JSON object."""
 
 import codecs
-import html
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from embedder.media.caption_text import clean_caption
 from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.source_errors import FetchError
+from embedder.sources.takeout import medium_values
 from embedder.sources.type_inference import clean_text
 from embedder.sources.uris import TarMember, split_uri
 from embedder.storage.printable import readable
 from shards.file_schema import parse_json
 
 MAX_CAPTION_BYTES = 1 << 20
-TAKEOUT_KEY = "photoTakenTime"
+SIDECAR_ALONE = ("sidecar",)
+IN_FILES = ("xmp", "iptc", "exif")
+"""Places of `[captions] from` that are in the metadata of images."""
+PLACES_MARK = "|captions:"
+"""Precedes in `modified` the places in which captions of the item are looked for."""
 JSON_KEYS = ("caption", "text", "description", "alt_text", "alt", "prompt")
 """Keys of a `.json` that may hold its caption; the first non-null one counts. `title` is missing because photo services
 export the file's name there.
@@ -28,14 +33,21 @@ class CaptionRules:
 
     `alone`: a caption without an image or video is an item. `is_kept` takes an item id and decides whether such a
     caption stays in any case: True, as an item of the store; False, as a record that it is no item; None, the store
-    doesn't know it. `columns`: keys of `.json` files whose values are carried over. `takeout`: Google
-    Takeout's `.json` is the caption of a picture without another one.
+    doesn't know it. `columns`: keys of `.json` files whose values are carried over. `places` and `languages`: as in
+    `[captions]`, `from` and `languages`.
     """
 
     alone: bool = True
     is_kept: Callable[[str], bool | None] | None = None
     columns: tuple[str, ...] = ()
-    takeout: bool = False
+    places: tuple[str, ...] = SIDECAR_ALONE
+    languages: tuple[str, ...] = ()
+
+    @property
+    def mark(self) -> str:
+        """Return what `modified` says of the places; another one makes a run look at the items again."""
+        languages = self.languages if "xmp" in self.places else ()
+        return ";".join([",".join(self.places), *languages])
 
 
 ANY_CAPTION = CaptionRules()
@@ -49,10 +61,18 @@ def read_caption(caption_uri: str) -> str:
     path, part = split_uri(caption_uri)
     name, data = _content(caption_uri, path, part if isinstance(part, TarMember) else None)
     if name.lower().endswith(".json"):
-        tree = json_object(data, caption_uri)
-        caption = caption_in(tree, caption_uri)
-        return html.unescape(caption).strip() if TAKEOUT_KEY in tree else caption  # Takeout writes entities
+        return caption_in(json_object(data, caption_uri), caption_uri)
     return decode_text(data, caption_uri)
+
+
+def read_takeout(uri: str) -> tuple[str, dict[str, Any]]:
+    """Read Takeout's `.json`: the description, empty if nobody wrote it, and values of the medium's columns.
+
+    Raises a FetchError if the file is missing, larger than 1 MiB, not UTF-8, or not a JSON object.
+    """
+    tree = json_object(_content(uri, uri, None)[1], uri)
+    caption = tree.get("description")
+    return clean_caption(caption) if isinstance(caption, str) else "", medium_values(tree)
 
 
 def read_values(json_uri: str, keys: Sequence[str]) -> dict[str, Any]:

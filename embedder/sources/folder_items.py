@@ -1,7 +1,8 @@
 """A folder of files as items: each file is one, and the `.txt` or `.json` of the same name is its caption."""
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from itertools import chain, groupby, islice
@@ -10,14 +11,14 @@ from typing import Any, NamedTuple
 from embedder.config import SourceConfig
 from embedder.errors import SourceError
 from embedder.media.sniff import HEAD_BYTES, extra_kind, other_kind, sniff, unreadable_kind
-from embedder.sources.captions import read_values
+from embedder.sources.captions import SIDECAR_ALONE, read_values
+from embedder.sources.descriptions import DESCRIBING, attach_descriptions
 from embedder.sources.file_names import sort_of
 from embedder.sources.globbing import GlobMatches, find_one
 from embedder.sources.listing_schema import Listing, Row, list_with_values, tables_of_rows
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
 from embedder.sources.selection import MEDIA, Selection, find_selected
 from embedder.sources.source_errors import FetchError
-from embedder.sources.takeout import attach_descriptions
 from embedder.sources.unicode_forms import stem_to_nfc
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import is_text, printable, readable
@@ -46,14 +47,15 @@ def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing
     """
     found, selection = find_selected(path, selection)
     entries = found.entries if found.is_folder else _with_sidecars(found)
-    if selection.captions.takeout and found.is_folder:
-        entries = attach_descriptions(entries)
+    places = selection.captions.places
+    if found.is_folder and not DESCRIBING.isdisjoint(places):
+        entries = attach_descriptions(found, places)
     if found.is_named and not is_remote(path):
         _check_named(path)
     groups = _group_by_stem(entries)
     is_asked = found.is_named or (not found.is_folder and path.lower().endswith(SIDECAR_SUFFIXES))
     if found.is_named:
-        pairs = chain.from_iterable(pair_captions(group, found) for group in groups)
+        pairs = chain.from_iterable(pair_captions(group, found, places) for group in groups)
     else:
         pairs = chain.from_iterable(_select(group, found, selection, is_asked) for group in groups)
     if not selection.captions.columns:
@@ -123,7 +125,7 @@ def _select(group: list[Entry], found: GlobMatches, selection: Selection, is_ask
             for entry in kept
             if entry.error_type or _holds_media(found.uri(entry)) or selection.takes_orphan(entry.name)
         ]
-    for row, values in pair_captions(kept, found):
+    for row, values in pair_captions(kept, found, selection.captions.places):
         judgement = judged.get(row.item_id)
         yield (row if judgement is None or judgement.is_media else row._replace(is_media=False)), values
 
@@ -150,10 +152,11 @@ def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
     return iter(sorted(entries.values(), key=lambda entry: (stem_of(entry.name), entry.name)))
 
 
-def pair_captions(entries: list[Entry], found: GlobMatches) -> Iterator[Pair]:
+def pair_captions(entries: list[Entry], found: GlobMatches, places: Collection[str] = SIDECAR_ALONE) -> Iterator[Pair]:
     """Make the rows of all files of one stem, each with its `.json`; every file is accounted for.
 
-    A caption that must not be opened (a pipe, or a link out of the root) becomes its own reject.
+    Captions beside them count if `places` has `sidecar`. One that must not be opened (a pipe, or a link out of the
+    root) becomes its own reject.
     """
     if len(entries) == 1:
         yield _row(entries[0], found, None), None
@@ -164,9 +167,10 @@ def pair_captions(entries: list[Entry], found: GlobMatches) -> Iterator[Pair]:
     captions = sorted((entry for entry in sidecars if not entry.error_type), key=_caption_order)
     items = [entry for entry in entries if not _is_sidecar(entry.name)]
     values = next((entry for entry in captions if entry.name.lower().endswith(".json")), None)
+    caption = captions[0] if captions and "sidecar" in places else None
     for item in items:
         yield (
-            _row(item, found, captions[0] if captions else None),
+            _row(item, found, caption),
             values and Values(found.uri(values), values.modified),
         )
     for entry in sidecars:
@@ -194,17 +198,27 @@ def _read_values(row: Row, values: "Values | None", columns: Sequence[str]) -> t
 
 def _row(entry: Entry, found: GlobMatches, caption: Entry | None) -> Row:
     uri = found.uri(entry)
-    caption = caption or entry.description
     if not is_text(uri):
         return _bad_name_row(entry, uri)
-    modified = entry.modified
-    if caption:
-        modified = f"{modified}|{caption.modified}"  # a changed caption changes the item
+    beside = dict(entry.described_by)
+    # A changed caption, or another description, changes the item.
+    versions = [each.modified if isinstance(each, Entry) else _digest(each) for each in beside.values()]
+    modified = "|".join([entry.modified, *([caption.modified] if caption else []), *versions])
     caption_uri = found.uri(caption) if caption and not entry.error_type else None
     item_id = entry.name
     if entry.error_type == "OddKey" and (item_id := printable(entry.name)) != entry.name:
         item_id, uri = f"{item_id}#key-{_digest(entry.name)}", printable(uri)
-    return Row(item_id, uri, entry.size_bytes, modified, None, caption_uri, entry.error_type, entry.error)
+    places = {place: found.uri(each) if isinstance(each, Entry) else each for place, each in beside.items()}
+    return Row(
+        item_id,
+        uri,
+        entry.size_bytes,
+        modified,
+        caption_uri=caption_uri,
+        error_type=entry.error_type,
+        error=entry.error,
+        described_by=json.dumps(places) if places else None,
+    )
 
 
 def _bad_name_row(entry: Entry, uri: str) -> Row:
@@ -219,7 +233,7 @@ def _bad_name_row(entry: Entry, uri: str) -> Row:
 
 
 def _digest(name: str) -> str:
-    """Return a hash that separates an escaped name from any other that reads the same."""
+    """Return a hash that separates an escaped name from any other that reads the same, or a text from another."""
     return blake2b(os.fsencode(name), digest_size=4).hexdigest()
 
 

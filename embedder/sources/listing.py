@@ -9,7 +9,7 @@ from embedder.batch_schema import CARRIED, carried_schema
 from embedder.config import SourceConfig, WebConfig
 from embedder.config_toml.sections import JoinConfig
 from embedder.errors import SourceError
-from embedder.sources.captions import ANY_CAPTION, CaptionRules
+from embedder.sources.captions import ANY_CAPTION, IN_FILES, PLACES_MARK, SIDECAR_ALONE, CaptionRules
 from embedder.sources.column_keys import format_assignment, key_of, setting
 from embedder.sources.join import OpenJoin, open_joins
 from embedder.sources.listing_schema import ROW_SCHEMA, Listing
@@ -49,7 +49,7 @@ def list_sources(
     schema = pa.schema([*LISTING_SCHEMA, *_unified_carryover(listings)])
     opened = open_joins(joins, carried_schema(schema), left_out)
     labelled = (table for source, listing in listings for table in _label(source.name, listing, schema, unique=unique))
-    return rechunk(_complete(labelled, web, opened), rows_per_chunk)
+    return rechunk(_complete(labelled, web, opened, captions), rows_per_chunk)
 
 
 def list_given(
@@ -59,19 +59,31 @@ def list_given(
     left_out: LeftOut,
     web: WebConfig | None = None,
     joins: Sequence[JoinConfig] = (),
+    captions: CaptionRules = ANY_CAPTION,
 ) -> Iterator[pa.Table]:
     """List a given listing as `list_sources` does; `name` prefixes the ids unless empty. May raise a SourceError."""
     schema = pa.schema([*LISTING_SCHEMA, *(column.with_name(CARRIED + column.name) for column in listing.carryover)])
     opened = open_joins(joins, listing.carryover, left_out)
-    return _complete(_label(name, listing, schema), web, opened)
+    return _complete(_label(name, listing, schema), web, opened, captions)
 
 
-def _complete(tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequence[OpenJoin]) -> Iterator[pa.Table]:
-    """Add what the listing's own rows lack: states of web addresses, and the rows of joined tables."""
+def _complete(
+    tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequence[OpenJoin], captions: CaptionRules
+) -> Iterator[pa.Table]:
+    """Add what the listing's own rows lack: states of web addresses, rows of joined tables, the places of captions."""
     tables = (with_states(table, web or WebConfig()) for table in tables)
     for join in joins:
         tables = join.apply(tables)
-    return tables
+    return tables if captions.places == SIDECAR_ALONE else (_with_places(table, captions) for table in tables)
+
+
+def _with_places(table: pa.Table, captions: CaptionRules) -> pa.Table:
+    """Add to `modified` where captions are looked for, of items that may have one there."""
+    modified, number = table["modified"], table.schema.get_field_index("modified")
+    marked = pc.binary_join_element_wise(pc.fill_null(modified, ""), captions.mark, PLACES_MARK)
+    if not set(IN_FILES) & set(captions.places):
+        marked = pc.if_else(pc.is_valid(table["described_by"]), marked, modified)
+    return table.set_column(number, table.schema.field(number), marked)
 
 
 def open_source(

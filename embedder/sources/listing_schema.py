@@ -26,6 +26,7 @@ ROW_SCHEMA = pa.schema(
         pa.field("error_type", pa.string()),
         pa.field("error", pa.string()),
         pa.field("is_media", pa.bool_()),
+        pa.field("described_by", pa.string()),
     ]
 )
 ROWS_PER_TABLE = 4096
@@ -43,7 +44,8 @@ class Row(NamedTuple):
     `size_bytes` is None if the listing can't know it without reading (cells of a table, or remote files named in one).
     `modified` changes when the item may have changed: `file_version` of a local file, an ETag, a digest of a row.
     `is_media` means that the name or the user says it is media; if it turns out to be something else, it is a reject
-    instead of being left out.
+    instead of being left out. `described_by` is JSON: by place of `[captions] from`, the URI of a further file that
+    describes the item, or its text.
     """
 
     item_id: str
@@ -55,6 +57,7 @@ class Row(NamedTuple):
     error_type: str | None = None
     error: str | None = None
     is_media: bool = True
+    described_by: str | None = None
 
 
 @dataclass(frozen=True)

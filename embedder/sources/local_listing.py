@@ -18,7 +18,7 @@ class Entry(NamedTuple):
     """One file under a root, or a name that must not be opened (`error_type` is then set).
 
     `name` is a POSIX path relative to the root; it holds surrogate escapes if the file system's name isn't UTF-8.
-    `description` is a file of another name that describes this one.
+    `described_by` has the files of other names that describe this one, or their texts, by place of `[captions] from`.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     modified: str
     error_type: str | None = None
     error: str | None = None
-    description: "Entry | None" = None
+    described_by: "tuple[tuple[str, Entry | str], ...]" = ()
 
 
 def walk_folder(root: str, skips: SkipsFolder) -> Iterator[Entry]:

@@ -1,16 +1,18 @@
-"""Google Takeout's `.json` files and the pictures of their folder, matched by name. Pure.
+"""Google Takeout's `.json` files: matched with the pictures of their folder by name, and what they say. Pure.
 
 Takeout cuts the name of a `.json` at 46 characters, and that of a picture before its suffix at 47. The number of a copy
 stands before a picture's suffix, and at the end of the `.json`: `a(1).jpg`, `a.jpg(1).json`. Edited copies and the
 clips of live pictures share the `.json` of the original.
 """
 
+import math
 import re
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
 
 from embedder.sources.file_names import MEDIA_SUFFIXES, TAKEOUT, suffix_of
-from embedder.sources.local_listing import Entry
 
 MAX_JSON_STEM, MAX_MEDIA_STEM = 46, 47
 EDITED = (
@@ -24,22 +26,6 @@ _NUMBER = re.compile(r"^(.*)\((\d+)\)$", re.DOTALL)
 
 Key = tuple[str, str | None]
 """A name without its copy number, and that number."""
-
-
-def attach_descriptions(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Attach Takeout's `.json` to the pictures and clips that it describes, and leave it out.
-
-    The entries of a folder must follow each other. A `.json` that belongs to none stays as it is.
-    """
-    for folder, each in groupby(entries, key=lambda entry: entry.name.rpartition("/")[0]):
-        listed = list(each)
-        start = len(folder) + 1 if folder else 0
-        named = {entry.name[start:]: entry for entry in listed}
-        found = match_names([name for name, entry in named.items() if not entry.error_type])
-        used = set(found.values())
-        for name, entry in named.items():
-            if name not in used:
-                yield entry._replace(description=named[found[name]]) if name in found else entry
 
 
 def match_names(names: Iterable[str]) -> dict[str, str]:
@@ -133,3 +119,23 @@ def _split_number(stem: str) -> Key:
 
 def _stem(name: str) -> str:
     return name.rpartition(".")[0] or name
+
+
+def medium_values(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the medium's columns in a `.json`: the time in UTC, and a place that isn't (0, 0)."""
+    values: dict[str, Any] = {}
+    with suppress(AttributeError, TypeError, ValueError, OverflowError, OSError):
+        taken = datetime.fromtimestamp(int(tree["photoTakenTime"].get("timestamp")), UTC)
+        values |= {"taken_at": taken.replace(tzinfo=None).isoformat(), "taken_offset_min": 0}
+    for name in ("geoData", "geoDataExif"):
+        latitude, longitude, altitude = (_number(tree.get(name), key) for key in ("latitude", "longitude", "altitude"))
+        if (latitude or longitude) and abs(latitude) <= 90 and abs(longitude) <= 180:
+            place = {"latitude": latitude, "longitude": longitude}
+            return values | place | ({"altitude_m": altitude} if 0 < abs(altitude) < 1e7 else {})
+    return values
+
+
+def _number(found: Any, key: str) -> float:
+    """Return the number that an object of JSON has under a key; NaN if there is none."""
+    value = found.get(key) if isinstance(found, Mapping) else None
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e9 else math.nan

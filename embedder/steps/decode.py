@@ -36,6 +36,7 @@ from embedder.sources.source_errors import from_os_error
 from embedder.sources.uris import name_in
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.caption_encoder import NUM_UNREAD
+from embedder.steps.item_captions import CaptionReader, add_values, read_problem
 from embedder.steps.item_decoder import (
     NUM_DECODED,
     NUM_FRAMES,
@@ -59,7 +60,7 @@ DECODE_CURE = "decode.items_per_task = 1 finds the item; it or its decoder may n
 RAY_NICENESS = 19  # lowest priority: work decoded in advance waits anyway, and a stage without input leaves its core
 RAY_TABLE_BYTES = 8 << 20  # Ray's cost per column and table does not depend on their size; large tables cost memory
 READ_BYTES = 4 << 20  # a local file up to this size is read only once, for its kind, its hash and decoding
-LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media")
+LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media", "described_by")
 
 
 def decode(listing: pa.Table, *, spec: DecodeSpec, run: Run, table_bytes: int = 0) -> Iterator[pa.Table]:
@@ -131,6 +132,7 @@ class ItemReader:
         self.spec = spec
         self.fetcher = Fetcher(spec.web)
         self.decoder = ItemDecoder(spec)
+        self.captions = CaptionReader(spec, self.fetcher, self.decoder.sandbox)
         self.steps = spec.steps.open(self.decoder) if spec.steps is not None else None
 
     def decode(self, listing: pa.Table, should_stop: Callable[[], bool], table_bytes: int = 0) -> Iterator[pa.Table]:
@@ -202,7 +204,6 @@ class ItemReader:
             listed = ItemContent(problem=ItemProblem("read", item["error_type"], item["error"]))
             yield from self._rows_for(self._needs(item), listed)
             return
-        caption, problem = self._caption(item)
         limits = self.spec.limits
         try:
             with self.fetcher.fetch(
@@ -211,7 +212,7 @@ class ItemReader:
                 max_file_bytes=limits.max_video_bytes,
                 max_read_bytes=READ_BYTES,
             ) as fetched:
-                content = self._content(item, fetched, caption, problem)
+                content = self._content(item, fetched)
                 file_hash = self._file_hash(fetched, content)
                 version = self._version(file_hash, content, item)
                 needs = self._needs(item, version if content.problem is None else None)
@@ -226,7 +227,7 @@ class ItemReader:
                 for row in self.decoder.rows(content, image.models):
                     yield self._finish(row, image)
         except FetchError as error:  # it can't be opened, or it or its disk has disappeared
-            content = ItemContent(caption=caption, problem=_read_problem(error))
+            content = ItemContent(caption=self.captions.read(item, None).caption, problem=read_problem(error))
             yield from self._rows_for(self._needs(item), content)
 
     def _needs(self, item: Values, version: str | None = None) -> dict[str, bool]:
@@ -245,8 +246,9 @@ class ItemReader:
     def _finish(self, row: Values, image: "PendingImage") -> Values:
         known: Values = {"content_version": image.version}
         if (medium := row.pop("medium", None)) is not None:
+            said = add_values(medium, image.content.beside, self.spec.medium_columns)
             with_hash = {"content_hash": image.file_hash} if "content_hash" in self.spec.medium_columns else {}
-            known["medium"] = json.dumps(medium | with_hash)
+            known["medium"] = json.dumps(said | with_hash)
         if not image.needs[""]:
             known["unchanged"] = True
         return _raw_file_row(image.uri, row | self._flags(image.needs)) | known
@@ -275,29 +277,23 @@ class ItemReader:
             media_hash += repr([item.get(name) for name in self.spec.steps.carried])
         return content_version(media_hash, content.caption)
 
-    def _caption(self, item: Values) -> tuple[str | None, ItemProblem | None]:
-        if item["caption_uri"] is None:
-            return item["caption"], None
-        try:
-            return self.fetcher.read_caption(item["caption_uri"]), None
-        except FetchError as error:
-            return None, _read_problem(error)
-
-    def _content(self, item: Values, fetched: Fetched, caption: str | None, problem: ItemProblem | None) -> ItemContent:
+    def _content(self, item: Values, fetched: Fetched) -> ItemContent:
         """Classify the item by its first bytes; a text file without an image is a caption."""
         if fetched.content is None:
-            return ItemContent("text", None, caption, problem)
+            return ItemContent("text", None, *self.captions.read(item, None))
         head = _head(fetched.content)
         kind: str | None = sniff(head)
+        if kind == "text" and item["uri"].lower().endswith(CAPTION_FILES):
+            return _caption_content(item, *self.captions.read_alone(item["uri"]))
+        found = self.captions.read(item, fetched.content if kind == "image" else None)
         if is_own_sheet(head):
-            return ItemContent(None, None, caption, ItemProblem("decode", OTHER_FILE, "a contact sheet of a search"))
+            problem = ItemProblem("decode", OTHER_FILE, "a contact sheet of a search")
+            return ItemContent(None, None, found.caption, problem)
         if kind == "image" and self.spec.animations == "clip" and may_be_animated(head):
             kind = "animation"
         if kind in ("image", "animation", "video"):
-            return ItemContent(kind, fetched.content, caption, problem)
-        if kind == "text" and item["uri"].lower().endswith(CAPTION_FILES):
-            return _caption_content(item, *self._caption(item | {"caption_uri": item["uri"]}))
-        return ItemContent(None, None, caption, no_media(item, head))
+            return ItemContent(kind, fetched.content, *found)
+        return ItemContent(None, None, found.caption, no_media(item, head))
 
 
 def _list_ended(listing: pa.Table) -> list[str]:
@@ -394,8 +390,3 @@ def _head(content: bytes | Path) -> bytes:
 
 def _needing(needs: Mapping[str, bool]) -> Collection[str]:
     return {name for name, is_needed in needs.items() if is_needed}
-
-
-def _read_problem(error: FetchError) -> ItemProblem:
-    """Return a failed read's problem; transient for a missing file, as only the next listing shows if it is gone."""
-    return ItemProblem("read", error.error_type, error.message, error.transient or error.error_type == "FileNotFound")

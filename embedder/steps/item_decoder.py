@@ -17,6 +17,7 @@ from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import STILL_IMAGE, TRUNCATED_IMAGE, DecodeError
 from embedder.media.resize import Colour, ResizeSpec
 from embedder.media.sandbox import DecodedImage, SandboxedDecoder
+from embedder.sources.captions import SIDECAR_ALONE
 from embedder.steps.caption_encoder import CaptionEncoder, note_cut
 from embedder.steps.further_inputs import FurtherInput, FurtherInputs
 
@@ -44,7 +45,8 @@ class DecodeSpec:
     vision tower) no image is decoded, without `tokenizer_json` (no text tower) no caption becomes token ids. `web`
     limits what is fetched from web addresses. `animations` says whether animated images are `clip`s, `colour` how pixel
     values are read. `models` are the names of the run's models, `further` is what further ones take. `steps` are the
-    user's own. `medium_columns` are filled from what files say of themselves.
+    user's own. `medium_columns` are filled from what files say of themselves. `caption_places` are those of
+    `[captions] from`, `caption_languages` what is wanted of XMP's alternatives.
     """
 
     resize: ResizeSpec | None
@@ -63,6 +65,8 @@ class DecodeSpec:
     models: tuple[str, ...] = ("",)
     steps: "RowSteps | None" = None
     medium_columns: tuple[str, ...] = ()
+    caption_places: tuple[str, ...] = SIDECAR_ALONE
+    caption_languages: tuple[str, ...] = ()
 
     @property
     def has_several_models(self) -> bool:
@@ -129,13 +133,15 @@ class ItemProblem:
 class ItemContent:
     """Content of an item: an image or video, a caption, or both; and a problem found while reading it.
 
-    Kind `animation` is an image that may be animated; it is then embedded as a video.
+    Kind `animation` is an image that may be animated; it is then embedded as a video. `beside` has values of the
+    medium's columns from files beside it.
     """
 
     kind: str | None = None
     media: bytes | Path | None = None
     caption: str | None = None
     problem: ItemProblem | None = None
+    beside: Mapping[str, Any] = field(default_factory=dict)
 
 
 Rules = Mapping[ResizeSpec, Collection[FurtherInput]]

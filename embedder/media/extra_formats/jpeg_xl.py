@@ -1,6 +1,7 @@
 """Decodes JPEG XL with libjxl; the size is read here first, because the library decodes whatever it is given."""
 
-from collections.abc import Iterable
+import io
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -41,7 +42,8 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
     if is_jpeg:
         loaded = _load_jpeg(kind, data, resize, max_pixels)
         form = form_of(loaded.source, loaded.orientation)
-        return loaded._replace(form=form._replace(format="JXL"))
+        opened = _with_boxes(data, boxes[0] if boxes else ())
+        return loaded._replace(opened=opened, form=form._replace(format="JXL"))
     mode = MODES.get(info.mode, info.mode)
     if len(data) != info.width * info.height * BYTES_OF_PIXEL.get(mode, 0):
         raise DecodeError("UnsupportedPixels", f"{kind}: {info.mode} of that depth isn't read; save it with 8 bits")
@@ -60,6 +62,24 @@ def _metadata(boxes: Iterable[Any]) -> dict[str, bytes]:
         elif box.box_type == b"xml ":
             found.setdefault("xmp", bytes(box.data))
     return found
+
+
+def open_metadata(encoded: bytes) -> Any:
+    """Open what has an image's metadata: the container's boxes, and the JPEG that it keeps, if it keeps one.
+
+    Boxes that are compressed by themselves are left out. Raises what the library raises if the JPEG can't be restored.
+    """
+    boxes = () if encoded.startswith(CODESTREAM) else list(_boxes(encoded))
+    jpeg = pillow_jxl.Decoder(num_threads=0)(encoded)[2] if any(box.kind == b"jbrd" for box in boxes) else None
+    return _with_boxes(
+        jpeg, [SimpleNamespace(box_type=each.kind, data=encoded[each.start : each.end]) for each in boxes]
+    )
+
+
+def _with_boxes(jpeg: bytes | None, boxes: Iterable[Any]) -> Any:
+    opened = SimpleNamespace(info={}) if jpeg is None else Image.open(io.BytesIO(jpeg), formats=("JPEG",))
+    opened.info |= _metadata(boxes)
+    return opened
 
 
 def _load_jpeg(kind: str, data: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
@@ -115,15 +135,19 @@ class _Box(NamedTuple):
 
 def _codestream_start(encoded: bytes) -> int | None:
     """Return the start of the codestream in a container: in its only box, or in the first of several."""
-    place = 0
-    for _ in range(MAX_BOXES):
-        box = _box_at(encoded, place)
-        if box is None:
-            return None
+    for box in _boxes(encoded):
         if box.kind in (b"jxlc", b"jxlp"):
             return box.start + (4 if box.kind == b"jxlp" else 0)  # a part starts with its number
-        place = box.end
     return None
+
+
+def _boxes(encoded: bytes) -> Iterator[_Box]:
+    place = 0
+    for _ in range(MAX_BOXES):
+        if (box := _box_at(encoded, place)) is None:
+            return
+        yield box
+        place = box.end
 
 
 def _box_at(encoded: bytes, place: int) -> _Box | None:

@@ -28,7 +28,9 @@ def config_only(tiny_model, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("options", [["--devices", "2xA100:80GB, 4xL4, 8xCPU", "--what-if"], ["--devices", "4xA100:80GB,32xCPU"], []])
+@pytest.mark.parametrize(
+    "options", [["--devices", "2xA100:80GB, 4xL4, 8xCPU", "--what-if"], ["--devices", "4xA100:80GB,32xCPU"], []]
+)
 def test_planning_from_a_config_alone_loads_nothing_heavy(config_only, options):
     code = "import json, sys; from embedder.cli import app; app(sys.argv[1:], standalone_mode=False); print(json.dumps(sorted(sys.modules)))"  # noqa: E501
     arguments = ["plan", "--model", str(config_only), "--explain", *options]

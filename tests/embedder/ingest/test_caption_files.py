@@ -134,7 +134,7 @@ def test_descriptions_of_takeout_come_to_a_store_that_exists_where_asked(make_ru
     refreshed(config)
     report, before = refreshed(config)
     assert not report.reasons
-    report, after = refreshed(with_captions(config, takeout=True))
+    report, after = refreshed(with_captions(config, **{"from": ("sidecar", "takeout")}))
     assert (sum(report.reasons.values()), report.num_equal) == (2, 1), "an empty one computes nothing"
     assert not [line for line in said if "without a caption" in line]
     assert after["pictures/0001.png", 0]["caption"] == "a red & blue car"

@@ -31,6 +31,7 @@ def test_ids_are_relative_posix_paths_with_their_suffix(make_files, list_items):
         "error_type": None,
         "error": None,
         "is_media": True,
+        "described_by": None,
     }
     assert rows["cats/deep/er/c"]["size_bytes"] == 0
     assert rows["cats/deep/er/c"]["is_media"] is False, "its content may tell that it is none"

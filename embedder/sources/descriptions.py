@@ -1,0 +1,86 @@
+"""Files of a folder that describe its pictures: Takeout's `.json`, `.xmp` sidecars, and the table of an imagefolder.
+
+Source of the last: Hugging Face's `datasets`, ImageFolder: `metadata.jsonl`, `.csv` or `.parquet` with `file_name`,
+relative to its own folder, and here `text` or `caption`.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
+
+import pyarrow as pa
+
+from embedder.sources.columns import is_text
+from embedder.sources.file_names import suffix_of
+from embedder.sources.globbing import GlobMatches
+from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
+from embedder.sources.table_files import find_table
+from embedder.sources.takeout import match_names
+
+TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+FILE_NAME, CAPTIONS = "file_name", ("text", "caption")
+XMP_SUFFIX = ".xmp"
+
+
+def match_xmp(names: Iterable[str]) -> dict[str, str]:
+    """Match the names of one folder: the `.xmp` of each file, `a.jpg.xmp`, else `a.xmp`."""
+    names = list(names)
+    sidecars = {name[: -len(XMP_SUFFIX)]: name for name in names if suffix_of(name) == XMP_SUFFIX}
+    others = (name for name in names if sidecars and suffix_of(name) not in (XMP_SUFFIX, *SIDECAR_SUFFIXES))
+    return {name: found for name in others if (found := sidecars.get(name) or sidecars.get(stem_of(name)))}
+
+
+MATCHES = {"takeout": match_names, "xmp": match_xmp}
+DESCRIBING = frozenset((*MATCHES, "imagefolder"))
+"""Places of `[captions] from` that are found by the names in a folder."""
+
+
+def attach_descriptions(found: GlobMatches, places: Collection[str]) -> Iterator[Entry]:
+    """Attach to each entry what describes it in some places, and leave out the files that describe others.
+
+    The entries of a folder must follow each other, those of an outer one before those of an inner one. Raises a
+    SourceError if the table of an imagefolder can't be read.
+    """
+    captions: dict[str, dict[str, str]] = {}
+    for folder, each in groupby(found.entries, key=lambda entry: entry.name.rpartition("/")[0]):
+        start = len(folder) + 1 if folder else 0
+        named = {entry.name[start:]: entry for entry in each}
+        names = [name for name, entry in named.items() if not entry.error_type]
+        matched = {place: match(names) for place, match in MATCHES.items() if place in places}
+        used = {file for files in matched.values() for file in files.values()}
+        table = next((name for name in TABLES if name in named), None) if "imagefolder" in places else None
+        if table is not None and (read := read_captions(found.uri(named[table]))):
+            captions[folder] = read
+            used.add(table)
+        for name, entry in named.items():
+            if name in used:
+                continue
+            beside: list[tuple[str, Entry | str]] = [
+                (place, named[files[name]]) for place, files in matched.items() if name in files
+            ]
+            if captions and (text := _find_caption(captions, entry.name)):
+                beside.append(("imagefolder", text))
+            yield entry._replace(described_by=tuple(beside)) if beside else entry
+
+
+def read_captions(uri: str) -> dict[str, str]:
+    """Read an imagefolder's captions by file name; none if the table is of another kind. May raise a SourceError."""
+    table, texts = find_table(uri), frozenset((FILE_NAME, *CAPTIONS))
+    columns = [field.name for field in table.read_schema(texts) if is_text(field.type)]
+    caption = next((name for name in CAPTIONS if name in columns), None)
+    if caption is None or FILE_NAME not in columns:
+        return {}
+    found: dict[str, str] = {}
+    for _, chunk in table.chunks(pa.schema({FILE_NAME: pa.string(), caption: pa.string()}), texts):
+        names, captions = (chunk.columns[name].to_pylist() for name in (FILE_NAME, caption))
+        found |= {name: text.strip() for name, text in zip(names, captions, strict=True) if name and text}
+    return found
+
+
+def _find_caption(captions: dict[str, dict[str, str]], name: str) -> str | None:
+    """Return a file's caption in the table of the nearest folder that has one."""
+    folder = name
+    while folder:
+        folder = folder.rpartition("/")[0]
+        if folder in captions:
+            return captions[folder].get(name[len(folder) + 1 if folder else 0 :])
+    return None
