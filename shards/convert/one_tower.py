@@ -28,7 +28,7 @@ from shards.convert.transformers_model import check_all_used, joined_tensor
 from shards.file_schema import describe, read_json
 from shards.model_config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, find_model_folder
 from shards.model_errors import ModelError
-from shards.preprocess import PreprocessConfig
+from shards.preprocess import INSTRUCTION_PLACE, PreprocessConfig
 from shards.saving import staged_model, write_weights
 from shards.tensor_shapes import model_shapes
 from shards.tokenizer import check_tokenizer, parse_tokenizer
@@ -53,11 +53,14 @@ _CURE = "save the model's own processor beside it, with the chat template of its
 class Conversation:
     """What stands around an item: the prompts of captions and queries, and token ids around a picture.
 
+    `instruction_form` is both prompts with a mark in the place of the instruction; empty if the template has no place.
+
     `tokenizer_json` adds `after` to each text.
     """
 
     caption_prompt: str
     query_prompt: str
+    instruction_form: str
     before: tuple[int, ...]
     between: tuple[int, ...]
     after: tuple[int, ...]
@@ -144,7 +147,7 @@ def _importer(tree: Mapping[str, Any]) -> OneTowerImport:
 def _with_prompts(preprocess: PreprocessConfig, conversation: Conversation | None) -> PreprocessConfig:
     if conversation is None:
         return preprocess
-    prompts = {"caption_prompt": conversation.caption_prompt, "query_prompt": conversation.query_prompt}
+    prompts = {key: getattr(conversation, key) for key in ("caption_prompt", "query_prompt", "instruction_form")}
     return preprocess.model_copy(update=prompts)
 
 
@@ -216,7 +219,16 @@ def read_conversation(folder: Path) -> Conversation:
         raise ModelError(f"{folder}: the tokeniser joins {picture!r} with what stands beside it; {_CURE}")
     after = tuple(rest[len(inner) :])
     content = _with_end(backend, after, caption_prompt, end, folder)
-    return Conversation(caption_prompt, query_prompt, tuple(whole[:place]), tuple(inner), after, content)
+    form = _instruction_form(folder, tokenizer, template, {captions: caption_prompt, queries: query_prompt})
+    return Conversation(caption_prompt, query_prompt, form, tuple(whole[:place]), tuple(inner), after, content)
+
+
+def _instruction_form(folder: Path, tokenizer: Any, template: str, prompts: Mapping[str, str]) -> str:
+    """Return the prompts, given by instruction, with a mark in its place; empty if the template writes it otherwise."""
+    content = [{"type": "text", "text": _MARK}]
+    form = _render(folder, tokenizer, template, INSTRUCTION_PLACE, content).partition(_MARK)[0]
+    fits = all(form.replace(INSTRUCTION_PLACE, given or INSTRUCTION) == made for given, made in prompts.items())
+    return form if fits and form.count(INSTRUCTION_PLACE) == 1 else ""
 
 
 def _forms(folder: Path, tokenizer: Any, template: str, picture: str, instruction: str) -> tuple[str, str, str]:
