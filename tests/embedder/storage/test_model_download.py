@@ -13,7 +13,7 @@ from tower_checkpoints import save_clip
 from typer.testing import CliRunner
 
 from embedder.cli import app
-from embedder.storage.model_download import ALLOWED_FILES, download_model, model_name, resolve_checkpoint, resolve_model
+from embedder.storage.model_download import FETCHED_FILES, download_model, model_name, resolve_checkpoint, resolve_model
 from shards.convert import import_checkpoint
 from shards.fingerprint import model_fingerprint
 from shards.model_config import load_model_config
@@ -41,7 +41,7 @@ def test_hub_ids_download_data_files_only(scheme, monkeypatch, tmp_path):
 
     def fetch(name, **options):
         asked.append((name, options["revision"]))
-        assert set(options["allow_patterns"]) == {"*.safetensors", "*.json", "*.txt", "*.model"}
+        assert set(options["allow_patterns"]) == {"*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"}
         assert options["ignore_patterns"] == ["*/*"]
         return str(tmp_path)
 
@@ -61,10 +61,10 @@ def test_pickles_are_downloaded_for_an_import_without_safetensors_only(monkeypat
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     (tmp_path / "model.safetensors").touch()
     resolve_checkpoint("hf:org/name")
-    assert asked == [[*ALLOWED_FILES]]
+    assert asked == [[*FETCHED_FILES]]
     (tmp_path / "model.safetensors").unlink()
     resolve_checkpoint("hf:org/name")
-    assert asked[1:] == [[*ALLOWED_FILES], [*ALLOWED_FILES, "*pytorch_model*.bin"]]
+    assert asked[1:] == [[*FETCHED_FILES], [*FETCHED_FILES, "*pytorch_model*.bin"]]
     resolve_checkpoint(tmp_path)
     assert len(asked) == 3
 
