@@ -9,6 +9,8 @@ from shards.file_schema import ModelSection
 CROPPED = ("squash", "crop")
 """Ways to resize after which the middle square may be cut out."""
 INSTRUCTION_PLACE = "{instruction}"
+QUERY_PLACE = "{query}"
+"""Mark in a re-ranker's caption_prompt, in the place of the query."""
 UNHASHED = {"instruction_form"}
 """Keys that change no stored vector by themselves, so that no fingerprint counts them."""
 
