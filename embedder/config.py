@@ -600,7 +600,7 @@ class RunConfig(ConfigSection):
     @property
     def main_model(self) -> str | None:
         """Address of the main model's folder; None where the configuration names none."""
-        return self.model[0].uri if isinstance(self.model, tuple) else self.model
+        return self.model[0].address if isinstance(self.model, tuple) else self.model
 
     @property
     def further_models(self) -> tuple[FurtherModelConfig, ...]:

@@ -78,5 +78,5 @@ def cut_bytes(config: ModelConfig, side: str, layer: int, dtype: Dtype, num_toke
     if layer == 0:
         return tower.input_bytes(num_tokens)
     if layer == tower.num_layers:
-        return config.embedding_dim * BYTES_PER_VALUE["float32"]
+        return config.vector_dim * BYTES_PER_VALUE["float32"]
     return tower.values_at(layer, num_tokens) * BYTES_PER_VALUE[dtype]

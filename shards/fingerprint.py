@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from shards.model_config import ACTIVATED, load_model_config
-from shards.preprocess import PreprocessConfig
+from shards.preprocess import UNHASHED, PreprocessConfig
 from shards.weights import TensorEntry, find_weights, read_entries
 
 FINGERPRINT_DIGITS = 16
@@ -29,6 +29,8 @@ def model_fingerprint(folder: str | Path) -> str:
     stamps = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists())
     towers: dict[str, object] = {side: _settings(tower) for side, tower in config.towers.items()}
     towers["embedding_dim"] = config.embedding_dim
+    if config.dimensions is not None:
+        towers["dimensions"] = config.dimensions
     if config.text_projection in ACTIVATED:  # weights and sizes don't show it
         towers["text_projection"] = config.text_projection
     return short_hash([_canonical(towers), _weights_digest(folder, stamps)])
@@ -54,7 +56,7 @@ def tokenizer_fingerprint(tokenizer: bytes) -> str:
 
 def _settings(section: BaseModel) -> dict[str, object]:
     """Dump a section without its defaults: a new key whose default keeps the meaning changes no hash."""
-    return section.model_dump(mode="json", exclude_defaults=True)
+    return section.model_dump(mode="json", exclude_defaults=True, exclude=UNHASHED)
 
 
 @lru_cache(maxsize=16)

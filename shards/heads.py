@@ -14,10 +14,23 @@ ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
 
 class ProjectionHead(nn.Module):
-    """Optional pooler (dense + tanh) and projection from the tower's width D to E (with "none", unprojected)."""
+    """Optional pooler (dense + tanh) and projection from the tower's width D to E (with "none", unprojected).
 
-    def __init__(self, width: int, embedding_dim: int, projection: Projection, *, pooler: bool, bias: bool) -> None:
+    `kept` is how many of the first values are kept; None for all.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        embedding_dim: int,
+        projection: Projection,
+        *,
+        pooler: bool,
+        bias: bool,
+        kept: int | None = None,
+    ) -> None:
         super().__init__()
+        self.kept = kept
         self.pooler = nn.Linear(width, width) if pooler else None
         if projection == "mlp":
             hidden = mlp_projection_width(width, embedding_dim)
@@ -33,7 +46,7 @@ class ProjectionHead(nn.Module):
         if self.pooler is not None:
             x_FD = torch.tanh(self.pooler(x_FD))
         projected: torch.Tensor = self.activation(self.projection(x_FD))
-        return projected
+        return projected if self.kept is None else projected[..., : self.kept]
 
 
 def build_head(config: ModelConfig, side: str) -> ProjectionHead:
@@ -41,7 +54,12 @@ def build_head(config: ModelConfig, side: str) -> ProjectionHead:
     tower = config.towers[side]
     projection, pooler = config.projections[side], tower.has_head_pooler
     return ProjectionHead(
-        tower.pooled_dim, config.embedding_dim, projection, pooler=pooler, bias=config.projection_bias
+        tower.pooled_dim,
+        config.embedding_dim,
+        projection,
+        pooler=pooler,
+        bias=config.projection_bias,
+        kept=config.dimensions,
     )
 
 

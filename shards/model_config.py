@@ -4,7 +4,7 @@ Enough to plan a cut without torch.
 """
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -32,6 +32,12 @@ class ModelConfig(ModelSection):
     name: str = Field(min_length=1)
     trained: bool = Field(description="false: the projections are fresh, and search means nothing yet")
     embedding_dim: int = Field(ge=1, description="size of the common space: `E`")
+    dimensions: int | None = Field(
+        None, ge=1, description="first values of a vector that are kept, then of length 1 again; none: all"
+    )
+    matryoshka: tuple[int, ...] | Literal["any"] | None = Field(
+        None, description="dimensions that the model is trained to be cut to, as its checkpoint says"
+    )
     projection_bias: bool = False
     vision_projection: Projection = Field(
         "linear", description="none: the vision tower's own vectors are the space; mlp: two layers around a GELU"
@@ -64,6 +70,8 @@ class ModelConfig(ModelSection):
                 f"preprocess.max_caption_tokens ({self.preprocess.max_caption_tokens}) exceeds "
                 f"the {self.text.max_tokens} tokens that the text tower takes; lower it"
             )
+        if self.dimensions is not None and self.dimensions >= self.embedding_dim:
+            raise ValueError(f"dimensions ({self.dimensions}) is no part of the {self.embedding_dim} of embedding_dim")
         decoder = self.vision.shared_decoder if self.vision is not None else None
         if decoder is not None and decoder != self.text:
             raise ValueError(
@@ -76,6 +84,11 @@ class ModelConfig(ModelSection):
                     f'vectors of embedding_dim ({self.embedding_dim}); make them equal, or write "linear"'
                 )
         return self
+
+    @property
+    def vector_dim(self) -> int:
+        """Size of the vectors that are stored."""
+        return self.embedding_dim if self.dimensions is None else self.dimensions
 
     @property
     def projections(self) -> dict[str, Projection]:
@@ -136,8 +149,11 @@ class ModelConfig(ModelSection):
             )
 
     def to_json(self) -> str:
-        """Return the text of config.json."""
-        return self.model_dump_json(indent=2) + "\n"
+        """Return the text of config.json, which older versions read, too, where it says nothing new."""
+        unset: dict[str, Any] = {key: True for key in ("dimensions", "matryoshka") if getattr(self, key) is None}
+        if not self.preprocess.instruction_form:
+            unset["preprocess"] = {"instruction_form": True}
+        return self.model_dump_json(indent=2, exclude=unset) + "\n"
 
 
 def find_model_folder(path: str | Path) -> Path:

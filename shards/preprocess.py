@@ -8,6 +8,11 @@ from shards.file_schema import ModelSection
 
 CROPPED = ("squash", "crop")
 """Ways to resize after which the middle square may be cut out."""
+INSTRUCTION_PLACE = "{instruction}"
+QUERY_PLACE = "{query}"
+"""Mark in a re-ranker's caption_prompt, in the place of the query."""
+UNHASHED = {"instruction_form"}
+"""Keys that change no stored vector by themselves, so that no fingerprint counts them."""
 
 
 class PreprocessConfig(ModelSection):
@@ -39,6 +44,10 @@ class PreprocessConfig(ModelSection):
     max_caption_tokens: int = Field(64, ge=2, description="longer captions are cut; counts [CLS] and [SEP]")
     caption_prompt: str = Field("", description="text that captions are put behind")
     query_prompt: str = Field("", description="text that queries are put behind")
+    instruction_form: str = Field(
+        "",
+        description=f"both prompts with {INSTRUCTION_PLACE} in the place of the instruction; empty: the prompts tell",
+    )
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:
@@ -49,4 +58,6 @@ class PreprocessConfig(ModelSection):
                 f'resize_size is {self.resize_size} with resize "{self.resize}" and image_size {self.image_size}; it '
                 "belongs to squash and crop, and is no smaller than image_size"
             )
+        if self.instruction_form and self.instruction_form.count(INSTRUCTION_PLACE) != 1:
+            raise ValueError(f"instruction_form is {self.instruction_form!r}; it has {INSTRUCTION_PLACE} once")
         return self

@@ -87,7 +87,7 @@ class TwinTower(nn.Module):
         if state is None or side not in self.config.towers:
             return state
         if not state.lengths.any():
-            return TowerState(torch.empty((0, self.config.embedding_dim), device=self.device), state.lengths)
+            return TowerState(torch.empty((0, self.config.vector_dim), device=self.device), state.lengths)
         tower = self.config.towers[side]
         arrangement = Arrangement.of(state, tower, "embedding", LayerRange(0, tower.num_layers))
         return arrangement.run(state, partial(self._embed_group, side))

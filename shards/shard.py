@@ -178,7 +178,7 @@ class Shard(nn.Module):
     def _empty(self, side: str, state: TowerState) -> TowerState:
         """Return the state of a batch in which no row has this side."""
         if self.output_of(side) == "embedding":
-            values = torch.empty((0, self.config.embedding_dim), device=self.device)
+            values = torch.empty((0, self.config.vector_dim), device=self.device)
         else:
             shape = self.config.towers[side].activation_shape(self.spec.layers_of(side).stop)
             values = torch.empty((0, *shape), dtype=self.dtype, device=self.device)

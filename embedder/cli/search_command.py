@@ -55,6 +55,10 @@ class QueryOptions:
     not_weight: Annotated[
         float | None, typer.Option(help="Weight of what to stay away from, from 0 to 1; by default 0.5.")
     ] = None
+    instruction: Annotated[
+        str | None,
+        typer.Option(help="What texts ask for, in place of the model's own instruction: 'Find invoices'."),
+    ] = None
     vector: Annotated[Path | None, typer.Option(help="Search with the vectors of a .npy file, (E,) or (Q, E).")] = None
 
     def check(self) -> None:
@@ -67,6 +71,8 @@ class QueryOptions:
             raise ConfigError("--text-weight is the share of a text beside an --image; give both, or leave it out")
         if self.not_weight is not None and not (self.not_texts or self.not_images):
             raise ConfigError("--not-weight is for --not and --not-image; give one of them, or leave it out")
+        if self.instruction is not None and not self.queries:
+            raise ConfigError("--instruction stands before a text; give one, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,7 @@ class HitOptions:
             fold=self.fold,
             hybrid=self.hybrid,
             min_score=self.min_score,
+            instruction=query.instruction,
             **given,
         )
 

@@ -137,6 +137,8 @@ def load(
     lists = [key for key, field in kind.model_fields.items() if listed_tables(field.annotation)]
     file = read_file(Path(path)) if path is not None else None
     tree = follow_file(file.tree, file.path) if file else {}
+    if "model" in lists and isinstance(tree.get("model"), Mapping):  # [model] is one [[model]]
+        tree["model"] = [tree["model"]]
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     _refuse_given_twice(path, tree, given)
     tree |= given

@@ -4,12 +4,15 @@ import ast
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError, field_validator, model_validator
 
 from embedder.entry_points import STEPS, TRACKERS, find_plugins, load_plugin
 from embedder.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shards.model_settings import ModelSettings
 
 
 class ConfigSection(BaseModel):
@@ -121,6 +124,10 @@ class TrackerConfig(ConfigSection):
         return self
 
 
+OF_TOWERS = ("query_instruction", "item_instruction", "dimensions", "force_dimensions")
+"""Keys of a model that only towers take, and that are part of its address."""
+
+
 class FurtherModelConfig(ConfigSection):
     """Model of a run, the first one the store's main model; further ones take the keys of their kind, too."""
 
@@ -137,11 +144,38 @@ class FurtherModelConfig(ConfigSection):
     kind: str = Field("towers", description="towers, hf, onnx, torch_export, torchscript, vllm or python")
     stages: int | None = Field(None, ge=1, description="shards that towers are cut into; of the first: `num_stages`")
     plan: str | None = Field(None, description="plan that says how towers are cut, and on what; of the first: `plan`")
+    query_instruction: str | None = Field(
+        None, description="of towers that take one: what queries ask for; left out: the model's own"
+    )
+    item_instruction: str | None = Field(
+        None, description="of towers that take one: how pictures and captions are embedded; part of the fingerprint"
+    )
+    dimensions: int | None = Field(
+        None,
+        ge=1,
+        description="of towers that are trained for it (Matryoshka): first values of vectors that are kept, then of "
+        "length 1 again; part of the fingerprint",
+    )
+    force_dimensions: bool = Field(False, description="cut also vectors of towers that aren't known to be trained so")
+
+    @property
+    def address(self) -> str:
+        """Address of the model with its settings, as a store records it."""
+        from shards.model_settings import join_address
+
+        return join_address(self.uri, self.of_towers)
+
+    @property
+    def of_towers(self) -> "ModelSettings":
+        """Settings that only towers take; raises a ValidationError if they don't fit together."""
+        from shards.model_settings import ModelSettings
+
+        return ModelSettings(**{key: getattr(self, key) for key in OF_TOWERS})
 
     def settings(self) -> dict[str, Any]:
         """Return the section as `embedder.servables.make_servable` takes it."""
         cut = {key: value for key in ("stages", "plan") if (value := getattr(self, key)) is not None}
-        return {"name": self.name, "uri": self.uri, "kind": self.kind, **cut, **(self.model_extra or {})}
+        return {"name": self.name, "uri": self.address, "kind": self.kind, **cut, **(self.model_extra or {})}
 
 
 def check_models(models: tuple[FurtherModelConfig, ...], given: Collection[str]) -> None:
@@ -153,11 +187,13 @@ def check_models(models: tuple[FurtherModelConfig, ...], given: Collection[str])
         found = f'kind = "{first.kind}"' if first.kind != "towers" else min(first.model_extra or {})
         raise ValueError(
             f"the first [[model]] has {found}; it is the store's main model, of the kind towers, and takes uri, name, "
-            "stages and plan alone: write it first, and this one below"
+            "stages, plan, instructions and dimensions alone: write it first, and this one below"
         )
     if (first.plan and "plan" in given) or (first.stages and not {"num_stages", "stage"}.isdisjoint(given)):
         raise ValueError("the first [[model]] and the top both say how it is cut; write plan or stages once")
     seen = {"main"}
+    for model in models:
+        _check_settings(model)
     for model in further:
         if model.name is None:
             raise ValueError(f"the [[model]] of {model.uri} has no name; write one: its folder and columns bear it")
@@ -170,6 +206,18 @@ def check_models(models: tuple[FurtherModelConfig, ...], given: Collection[str])
                     "whole"
                 )
         seen.add(model.name)
+
+
+def _check_settings(model: FurtherModelConfig) -> None:
+    from shards.file_schema import describe
+
+    given = [key for key in OF_TOWERS if getattr(model, key) not in (None, False)]
+    if given and model.kind != "towers":
+        raise ValueError(f"the [[model]] of {model.uri} has {given[0]}, of the kind towers alone; leave it out")
+    try:
+        _ = model.of_towers
+    except ValidationError as error:
+        raise ValueError(f"the [[model]] of {model.uri}: {describe(error)}") from None
 
 
 ModelUri = Annotated[str, Tag("uri")]

@@ -22,6 +22,7 @@ from embedder.media.sandbox import SandboxedDecoder
 from embedder.models.model_folder import Model, resize_spec
 from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.storage.printable import is_text, printable
+from shards.model_settings import default_instruction, instructed_prompt, split_address
 from shards.tokenizer import QueryText
 
 if TYPE_CHECKING:
@@ -50,17 +51,21 @@ class AnyQueryEncoder(Protocol):
     def kind(self) -> str:
         """Return what it runs on: "torch", "onnx" or "servable"."""
 
-    def encode_text(self, texts: Sequence[str]) -> Floats:
-        """Embed texts; float32 (Q, E), L2-normalised."""
+    def encode_text(self, texts: Sequence[str], instruction: str | None = None) -> Floats:
+        """Embed texts, with an instruction in the place of the model's own; float32 (Q, E), L2-normalised."""
 
     def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
         """Embed images; float32 (Q, E), L2-normalised."""
 
-    def warning(self, text: str) -> str | None:
+    def warning(self, text: str, instruction: str | None = None) -> str | None:
         """Return a line on a text's unknown or partly known words, and on what is cut; None if the model reads all."""
 
     def describe_cut(self, text: str) -> str | None:
         """Return a line on what is cut of a text; None if all of it is read."""
+
+    @property
+    def instruction(self) -> str | None:
+        """Return the instruction of queries where none is given; None if the model takes none."""
 
     def probability(self, cosine: float) -> float | None:
         """Compute the probability that a text fits an image; None if the model defines none."""
@@ -80,11 +85,14 @@ class BaseQueryEncoder(ABC):
         self.model, self.colour = model, colour
         self._decoder_lock = threading.Lock()  # a sandbox serves one thread at a time
 
-    def encode_text(self, texts: Sequence[str]) -> Floats:
+    def encode_text(self, texts: Sequence[str], instruction: str | None = None) -> Floats:
         """Embed captions or queries; float32 (Q, E), L2-normalised.
 
+        `instruction` takes the place of the model's own, or of that of its `query_instruction`.
+
         Raises:
-            ConfigError: the model has no text tower, or a text is empty or not UTF-8.
+            ConfigError: the model has no text tower or takes no instruction, a text is empty or not UTF-8, or the
+                instruction is too long.
             ArgumentTypeError: it is no list of texts.
         """
         texts = text_list(texts)
@@ -95,9 +103,28 @@ class BaseQueryEncoder(ABC):
         for text in texts:
             if not is_text(text):
                 raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
-        return self._in_batches(self._text_batch, [self._captions.query(text.strip()).text for text in texts])
+        captions = self._encoder_of(instruction)
+        words = [captions.query(text.strip()).text for text in texts]
+        return self._in_batches(partial(self._text_batch, captions=captions), words)
 
-    def warning(self, text: str) -> str | None:
+    def _encoder_of(self, instruction: str | None) -> CaptionEncoder:
+        """Return the tokeniser with an instruction in its prompt; None: with the model's own."""
+        if instruction is None:
+            return self._captions
+        if self.instruction is None:
+            raise ConfigError(f"model {self.model.uri}: it takes no instruction of queries; leave it out")
+        if not is_text(instruction):
+            raise ConfigError("instruction: it is not valid UTF-8; type it where UTF-8 is the encoding")
+        prompt = instructed_prompt(self.model.config.preprocess, instruction, f"model {self.model.uri}")
+        found = self._captions.with_prompt(prompt)
+        if found.room < 1:
+            raise ConfigError(
+                f"instruction: with what stands around it, it fills the {found.max_tokens:,} tokens that model "
+                f"{self.model.uri} reads; shorten it"
+            )
+        return found
+
+    def warning(self, text: str, instruction: str | None = None) -> str | None:
         """Return a line on words that the tokeniser doesn't know, and on what is cut; None if it reads all."""
         script = self._captions.find_unread_script(text)
         query = self._captions.query(text)
@@ -107,7 +134,7 @@ class BaseQueryEncoder(ABC):
             shown = printable(text.strip(), MAX_SHOWN)
             known, cut = f"the model's tokeniser knows none of these words: {shown}; {CURE}", None
         else:
-            known, cut = self._describe_unknown(query), self._captions.describe_cut(query.text)
+            known, cut = self._describe_unknown(query), self._encoder_of(instruction).describe_cut(query.text)
         if script is not None and known is None:
             known = f"the model hardly reads {script}: its tokeniser spells the text out by letters or bytes; {CURE}"
         lines = (known, cut, None if script is None else OTHER_MODELS)
@@ -150,6 +177,12 @@ class BaseQueryEncoder(ABC):
         small = math.exp(-abs(logit))
         return (1 if logit >= 0 else small) / (1 + small)
 
+    @property
+    def instruction(self) -> str | None:
+        """Instruction of queries where none is given; None if the model takes none."""
+        found = default_instruction(self.model.config.preprocess)
+        return found if found is None else split_address(self.model.uri)[1].query_instruction or found
+
     def load_like(self, other: AnyQueryEncoder) -> None:
         """Load the towers that another encoder has loaded, so that no query waits for them."""
         for name in ("_captions", "_text_tower", "_vision_tower", "_sigmoid"):
@@ -157,7 +190,7 @@ class BaseQueryEncoder(ABC):
                 getattr(self, name)
 
     def _in_batches(self, encode: Callable[[list[Q]], Floats], queries: list[Q]) -> Floats:
-        width = self.model.config.embedding_dim
+        width = self.model.config.vector_dim
         parts = [encode(queries[start : start + BATCH_ROWS]) for start in range(0, len(queries), BATCH_ROWS)]
         vectors = np.concatenate([np.empty((0, width), np.float32), *parts])
         if not np.isfinite(vectors).all():
@@ -167,8 +200,8 @@ class BaseQueryEncoder(ABC):
             )
         return vectors
 
-    def _text_batch(self, texts: list[str]) -> Floats:
-        return self._embed_ids([self._captions.encode(text) for text in texts])
+    def _text_batch(self, texts: list[str], captions: CaptionEncoder) -> Floats:
+        return self._embed_ids([captions.encode(text) for text in texts])
 
     def _image_batch(self, images: list[Path | bytes], decoder: SandboxedDecoder | None) -> Floats:
         resize = resize_spec(self.model, self.colour)
@@ -209,8 +242,9 @@ class BaseQueryEncoder(ABC):
         if model.tokenizer_json is None:
             raise ConfigError(f"model {model.uri}: {NO_TEXT_TOWER}")
         end_id = model.config.required_text.end_id
-        preprocess = model.config.preprocess
-        return CaptionEncoder(model.tokenizer_json, preprocess.max_caption_tokens, end_id, preprocess.query_prompt)
+        preprocess, asked = model.config.preprocess, split_address(model.uri)[1].query_instruction
+        own = preprocess.query_prompt if asked is None else instructed_prompt(preprocess, asked, f"model {model.uri}")
+        return CaptionEncoder(model.tokenizer_json, preprocess.max_caption_tokens, end_id, own)
 
     @locked_cached_property
     def _sigmoid(self) -> tuple[float, float] | None:

@@ -55,7 +55,7 @@ class OnnxQueryEncoder(BaseQueryEncoder):
         tower = self.model.config.required_text
         lengths = np.array([len(each) for each in ids], np.int64)
         groups = [np.arange(len(ids))] if tower.has_fixed_length else group_by_length(lengths)
-        found = np.empty((len(ids), self.model.config.embedding_dim), np.float32)
+        found = np.empty((len(ids), self.model.config.vector_dim), np.float32)
         for group in groups:
             padded = np.full((len(group), max(SHORTEST, lengths[group].max())), tower.padding_id, np.int32)
             for row, number in enumerate(group):
@@ -71,7 +71,7 @@ class OnnxQueryEncoder(BaseQueryEncoder):
             return _run(session, pixels=np.concatenate([each["pixels"] for each in columns]))
         tower: NaFlexTower = self.model.config.vision  # type: ignore[assignment]  # the one family with grids
         grids = [tuple(each["image_grid"][1:].tolist()) for each in columns]
-        found = np.empty((len(columns), self.model.config.embedding_dim), np.float32)
+        found = np.empty((len(columns), self.model.config.vector_dim), np.float32)
         for grid in sorted(set(grids)):
             group = [number for number, each in enumerate(grids) if each == grid]
             pixels = np.stack([columns[number]["pixels"] for number in group])

@@ -28,6 +28,7 @@ from embedder.store.store_info import FINGERPRINTS
 from shards.fingerprint import preprocess_fingerprint
 from shards.model_config import CONFIG_FILE, TOKENIZER_FILE
 from shards.model_errors import ModelError
+from shards.model_settings import address_as_recorded
 
 LOG = logging.getLogger(__name__)
 LIMIT_S = 1800
@@ -102,7 +103,7 @@ def _open_model(info: StoreInfo, model: str | None) -> Model:
     """
     if info.servable is not None:
         return open_model(checked_servable(info).uri)
-    opened = open_model(model or info.model)
+    opened = open_model(address_as_recorded(model, info.model))
     for name, found in zip(FINGERPRINTS, (opened.fingerprint, preprocessing_of(opened, info)), strict=True):
         if found != getattr(info, name):
             raise ConfigError(

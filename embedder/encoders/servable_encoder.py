@@ -153,8 +153,13 @@ class ServableEncoder:
         self._servable, self._colour = checked_servable(info, model, code), info.colour
         self._turn = threading.Lock()  # one thread calls a servable at a time
 
-    def encode_text(self, texts: Sequence[str]) -> Floats:
+    instruction = None
+    """Servables take no instruction of queries."""
+
+    def encode_text(self, texts: Sequence[str], instruction: str | None = None) -> Floats:
         """Embed texts; float32 (Q, E), L2-normalised. A ConfigError if the model can't embed them."""
+        if instruction is not None:
+            raise ConfigError(f"{self._servable.where()} takes no instruction of queries; leave it out")
         given = text_list(texts)
         if not all(text.strip() for text in given):
             raise ConfigError("the query is empty; write what the images should show")
@@ -168,8 +173,9 @@ class ServableEncoder:
         limits = decoder.limits if decoder is not None else DecodeLimits()
         return self._encode("image", [_content(each, limits) for each in image_list(images)], limits)
 
-    def warning(self, text: str) -> str | None:
+    def warning(self, text: str, instruction: str | None = None) -> str | None:
         """Return a line on what is cut of a text; the words that a servable knows are unknown."""
+        del instruction
         return self.describe_cut(text)
 
     def describe_cut(self, text: str) -> str | None:

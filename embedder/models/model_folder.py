@@ -8,6 +8,7 @@ from embedder.media.resize import Colour, ResizeSpec
 from embedder.storage.model_download import resolve_model
 from shards.fingerprint import model_fingerprint
 from shards.model_config import TOKENIZER_FILE, ModelConfig, load_model_config
+from shards.model_settings import join_address, split_address
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ def open_model(uri: str) -> Model:
     has_text = config.text is not None
     if has_text and not tokenizer.is_file():
         raise ConfigError(f"model {folder}: no {TOKENIZER_FILE}; import the model again with `embedder model import`")
-    uri = str(folder.absolute()) if Path(uri).exists() else uri
+    place, settings = split_address(uri)
+    uri = join_address(str(Path(place).absolute()), settings) if Path(place).exists() else uri
     tokenizer_json = tokenizer.read_text(encoding="utf-8") if has_text else None
     return Model(uri, folder, config, tokenizer_json, model_fingerprint(folder))
 

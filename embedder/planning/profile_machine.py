@@ -149,7 +149,7 @@ def host_costs(rows: RowSettings, model: Model, sample: ItemSample, rows_per_par
     decode_s = sample.decode_s_per_image
     if decode_s is None:  # no images among the items; the mix says so, and the number is for what-if questions
         decode_s = sample_items(rows, model).decode_s_per_image or 0.0
-    write_s = measure_write(sample.rows, model.config.embedding_dim, rows_per_part)
+    write_s = measure_write(sample.rows, model.config.vector_dim, rows_per_part)
     return HostCosts(
         decode_s_per_image=decode_s,
         tokenise_s_per_caption=sample.tokenise_s_per_caption,

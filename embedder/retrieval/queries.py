@@ -27,6 +27,7 @@ VECTOR_RULE = "a vector is an array of floats, (E,) or several (Q, E)"
 QUERIES = f"a text, an image ({EXPECTED}), a vector float32 (E,), or a list of one of these kinds"
 HYBRID_RULE = "hybrid search ranks by words", "search with a text"
 """Rule of `SearchOptions.hybrid`, and what to do if it is broken."""
+INSTRUCTION_RULE = "an instruction stands before a text", "search with a text, or leave it out"
 
 
 class Option(NamedTuple):
@@ -87,6 +88,7 @@ OPTIONS = {
         SHARE,
         SHARE_BROKEN,
     ),
+    "instruction": Option(str, "a text", "what texts ask for, in the place of the model's own instruction"),
 }
 
 
@@ -104,6 +106,8 @@ class SearchOptions:
         min_score: least cosine of a hit with its query.
         text_weight: share of the text in a query of a text and an image; the rest is the image's.
         not_weight: weight of all negative examples together; that of what is searched for is 1.
+        instruction: what texts ask for, such as "Find invoices", in the place of the model's own instruction; for
+            models that take one.
     """
 
     k: int = 10
@@ -114,6 +118,7 @@ class SearchOptions:
     min_score: float | None = None
     text_weight: float = 0.5
     not_weight: float = 0.5
+    instruction: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse options that are out of range or of another type.
@@ -130,8 +135,9 @@ class SearchOptions:
                 found = f"found {value!r} ({type(value).__name__})"
                 raise ArgumentTypeError(f"{name}: {found}; give {OPTIONS[name].expected}")
             object.__setattr__(self, name, kind(value))
-        if self.where is not None and not self.where.strip():
-            raise ConfigError(f"where {self.where!r}: it is empty; write a condition, or leave it out")
+        for name, what in (("where", "a condition"), ("instruction", "one")):
+            if (text := getattr(self, name)) is not None and not text.strip():
+                raise ConfigError(f"{name} {text!r}: it is empty; write {what}, or leave it out")
         for name in given:
             option, value = OPTIONS[name], getattr(self, name)
             if not all(getattr(operator, rule)(value, bound) for rule, bound in option.bounds):
@@ -227,6 +233,8 @@ def read_search(
     queries = replace(read_queries(query, image), away=_examples(not_text, not_image))
     if options.hybrid and queries.kind != "text":
         raise ConfigError(f"{'; '.join(HYBRID_RULE)}, not with a given {queries.kind}")
+    if options.instruction is not None and queries.kind != "text":
+        raise ConfigError(f"{'; '.join(INSTRUCTION_RULE)}, not with a given {queries.kind}")
     return queries, options
 
 

@@ -175,6 +175,7 @@ def _read_hit(client: HttpClient, found: Mapping[str, Any]) -> RemoteHit:
 MAX_QUERIES = 64  # of one request
 MAX_IMAGE_CHARACTERS = 8 << 20  # of one request's images in Base64; a single image may be larger
 TIMEOUT_S = 30.0
+NO_OPTIONS: Mapping[str, str] = {}
 
 
 def connect(
@@ -250,9 +251,12 @@ class RemoteStore(Searchable[RemoteHits]):
             yield hits
             hits = self.more(hits)
 
-    def encode_text(self, texts: Sequence[str]) -> Floats:
-        """Encode texts with the store's model; float32 (Q, E), L2-normalised."""
-        return self._encode("texts", text_list(texts))
+    def encode_text(self, texts: Sequence[str], instruction: str | None = None) -> Floats:
+        """Encode texts with the store's model; float32 (Q, E), L2-normalised.
+
+        `instruction` is as in `SearchOptions`.
+        """
+        return self._encode("texts", text_list(texts), {} if instruction is None else {"instruction": instruction})
 
     def encode_image(self, images: "Sequence[GivenImage]") -> Floats:
         """Encode images with the store's model, in any form that `search` accepts; float32 (Q, E), L2-normalised."""
@@ -371,17 +375,19 @@ class RemoteStore(Searchable[RemoteHits]):
                 hits.asked, hits.options = query, options
                 yield hits
 
-    def _encode(self, kind: str, values: Sequence[Any]) -> Floats:
+    def _encode(self, kind: str, values: Sequence[Any], options: Mapping[str, str] = NO_OPTIONS) -> Floats:
         vectors: list[list[float]] = []
         for some in _requests(values):
-            vectors += self._client.post("/embed", {kind: some, **self._model})["vectors"]
+            vectors += self._client.post("/embed", {kind: some, **options, **self._model})["vectors"]
         return np.asarray(vectors, np.float32) if vectors else np.empty((0, self.status()["dim"] or 0), np.float32)
 
 
 def _of_options(options: SearchOptions) -> dict[str, Any]:
     given = asdict(options)
     # An older service doesn't know them, and need not if they have their defaults.
-    usual = [name for name in ("text_weight", "not_weight") if given[name] == getattr(DEFAULT_OPTIONS, name)]
+    usual = [
+        name for name in ("text_weight", "not_weight", "instruction") if given[name] == getattr(DEFAULT_OPTIONS, name)
+    ]
     return {name: value for name, value in given.items() if name not in usual}
 
 

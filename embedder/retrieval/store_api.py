@@ -31,6 +31,7 @@ from embedder.store_index.index_versions import has_version
 from index.index_errors import RetrievalError
 from index.vectors import Floats
 from shards.model_errors import ModelError
+from shards.model_settings import address_as_recorded, split_address
 
 if TYPE_CHECKING:  # encoders are imported once a text or an image is encoded
     from embedder.encoders.encode_queries import AnyQueryEncoder, BaseQueryEncoder
@@ -170,9 +171,12 @@ class Store(Searchable[Hits]):
         items = self.items()
         return items.filter(pc.equal(items["state"], "rejected"))
 
-    def encode_text(self, texts: Sequence[str]) -> Floats:
-        """Encode texts with the store's model; float32 (Q, E), L2-normalised."""
-        return self.encoder.encode_text(texts)
+    def encode_text(self, texts: Sequence[str], instruction: str | None = None) -> Floats:
+        """Encode texts with the store's model; float32 (Q, E), L2-normalised.
+
+        `instruction` is as in `SearchOptions`.
+        """
+        return self.encoder.encode_text(texts, instruction)
 
     def encode_image(self, images: "Sequence[GivenImage]") -> Floats:
         """Encode images with the store's model: paths, file contents, Pillow images, arrays uint8 (H, W, 3).
@@ -183,7 +187,10 @@ class Store(Searchable[Hits]):
         return self.encoder.encode_image(images)
 
     def _answer(self, queries: QueryBatch, options: SearchOptions) -> list[Hits]:
-        vectors, away = self._combine(queries, options) if queries.is_combined else (self._vectors(queries), None)
+        if queries.is_combined:
+            vectors, away = self._combine(queries, options)
+        else:
+            vectors, away = self._vectors(queries, options.instruction), None
         answers = self.searcher.search_batch(
             vectors,
             options,
@@ -200,13 +207,14 @@ class Store(Searchable[Hits]):
             for hit in hits:
                 vars(hit)["files"] = self.searcher.snapshot.embedded_files
             texts = [*([] if parts.text is None else [parts.text]), *parts.away.texts]
-            hits.warnings = [line for text in texts if (line := self.encoder.warning(text)) is not None]
+            lines = [self.encoder.warning(text, options.instruction) for text in texts]
+            hits.warnings = [line for line in lines if line is not None]
         return answers
 
-    def _vectors(self, queries: QueryBatch) -> Floats:
+    def _vectors(self, queries: QueryBatch, instruction: str | None) -> Floats:
         """Return the vectors of queries, float32 (Q, E); the model runs once, and is not loaded for vectors."""
         if queries.kind == "text":
-            return self.encode_text(queries.values)
+            return self.encode_text(queries.values, instruction)
         if queries.kind == "image":
             return self.encode_image(queries.values)
         vectors: Floats = queries.values
@@ -214,13 +222,13 @@ class Store(Searchable[Hits]):
 
     def _combine(self, queries: QueryBatch, options: SearchOptions) -> tuple[Floats, Floats | None]:
         """Return the vectors of queries with several parts, float32 (Q, E), and of the negative examples, (N, E)."""
-        wanted = [(1.0, self._vectors(queries))]
+        wanted = [(1.0, self._vectors(queries, options.instruction))]
         if queries.images is not None:
             once = list(dict.fromkeys(queries.images))  # one image may go with many texts
             images = self.encode_image(once)[[once.index(image) for image in queries.images]]
             wanted = [(options.text_weight, wanted[0][1]), (1 - options.text_weight, images)]
         examples = [
-            *([self.encode_text(queries.away.texts)] if queries.away.texts else []),
+            *([self.encode_text(queries.away.texts, options.instruction)] if queries.away.texts else []),
             *([self.encode_image(queries.away.images)] if queries.away.images else []),
         ]
         away = np.concatenate(examples) if examples else None
@@ -255,7 +263,8 @@ class Store(Searchable[Hits]):
         self.searcher.snapshot.prepare(before.searcher.snapshot if before is not None else None)
         if before is None or "encoder" not in vars(before):
             return
-        if not differing(before.info, self.info):
+        is_asked_alike = split_address(before.info.model)[1] == split_address(self.info.model)[1]
+        if is_asked_alike and not differing(before.info, self.info):
             vars(self)["encoder"] = before.encoder  # as if it had been created here
         else:
             self.encoder.load_like(before.encoder)
@@ -310,7 +319,7 @@ class Store(Searchable[Hits]):
         from embedder.encoders.onnx_encoder import OnnxQueryEncoder
 
         try:
-            return OnnxQueryEncoder(towers, self.info.model, self._torch_encoder)
+            return OnnxQueryEncoder(towers, self._model_address, self._torch_encoder)
         except (StoreError, ModelError) as error:
             LOG.warning(f"store {self.files.address}: torch encodes queries, its query towers can't be used: {error}")
             return None
@@ -321,10 +330,14 @@ class Store(Searchable[Hits]):
 
         return open_towers(self.info, self.model) if self.model else QueryEncoder(self._open_model(), self.info.colour)
 
+    @property
+    def _model_address(self) -> str:
+        return address_as_recorded(self._given_model, self.info.model)
+
     def _open_model(self) -> "Model":
         from embedder.models.model_folder import open_model
 
-        model = open_model(self._given_model or self.info.model)
+        model = open_model(self._model_address)
         if model.fingerprint != self.info.model_fingerprint:
             raise StoreError(
                 f"model {model.folder}: its fingerprint is {model.fingerprint}, the store's vectors are of "

@@ -22,6 +22,7 @@ from embedder.servables.program import LoadedProgram, ServableProgram
 from embedder.servables.servable_columns import InputColumn, OutputColumn
 from embedder.servables.servable_errors import ServableError, one_line
 from shards.fingerprint import short_hash
+from shards.model_settings import join_address, split_address
 
 LONGEST_S = 1_000_000.0
 """Longest time limit, eleven days: poll(2) counts milliseconds in 31 bits."""
@@ -170,9 +171,13 @@ class Servable(ConfigSection):
 
 
 def absolute_path(path: str) -> str:
-    """Return the absolute path of an existing file or folder; anything else, such as a hub id, is returned as it is."""
-    found = Path(path).expanduser()
-    return str(found.absolute()) if found.exists() else path
+    """Return the absolute path of an existing file or folder; anything else, such as a hub id, is returned as it is.
+
+    The settings of a model stay behind it.
+    """
+    place, settings = split_address(path)
+    found = Path(place).expanduser()
+    return join_address(str(found.absolute()), settings) if found.exists() else path
 
 
 def unloadable(where: str, error: BaseException) -> ServableError:

@@ -32,6 +32,7 @@ from shards.fingerprint import model_fingerprint, short_hash
 from shards.model_config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.model_errors import ModelError
 from shards.plan import PlannedStage, ShardPlan, check_plan, plan_shards
+from shards.preprocess import UNHASHED
 from shards.shard_specs import ShardSpec, text_only, vision_only, whole_model
 from shards.weights import find_weights
 
@@ -113,7 +114,7 @@ class TowersServable(Servable):
 
     def output_columns(self) -> Mapping[str, OutputColumn]:
         """Return an embedding for each side."""
-        shape = (self._config.embedding_dim,)
+        shape = (self._config.vector_dim,)
         return {f"{side}_embedding": OutputColumn(shape=shape, of=(INPUTS[side],)) for side in self._sides()}
 
     def files(self) -> list[Path]:
@@ -123,7 +124,7 @@ class TowersServable(Servable):
 
     def fingerprint(self) -> str:
         """Hash the weights, towers and preprocessing as a run does; the compute dtype doesn't count."""
-        preprocess = self._config.preprocess.model_dump_json(exclude_defaults=True)
+        preprocess = self._config.preprocess.model_dump_json(exclude_defaults=True, exclude=UNHASHED)
         tokenizer = (self._folder / TOKENIZER_FILE).read_bytes() if "text" in self._sides() else b""
         sides = ",".join(self._sides())
         parts = [model_fingerprint(self._folder).encode(), preprocess.encode(), tokenizer, sides.encode()]

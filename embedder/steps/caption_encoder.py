@@ -1,6 +1,7 @@
 """Tokenises captions: text in, token ids out."""
 
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -48,6 +49,18 @@ class CaptionEncoder:
         else:
             self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_tokens)
+
+    def with_prompt(self, prompt: str) -> Self:
+        """Return an encoder that shares the tokeniser and puts another prompt before captions."""
+        other = copy(self)
+        other._prompt = prompt
+        return other
+
+    @property
+    def room(self) -> int:
+        """Number of tokens that the model's limit leaves to a caption behind the prompt."""
+        num_prompt = len(self._tokenizer.encode(self._prompt, add_special_tokens=False).ids)
+        return self.max_tokens - int(self._tokenizer.num_special_tokens_to_add(False)) - num_prompt
 
     def encode(self, caption: str) -> Array:
         """Return token ids with the special tokens; int32 (T,)."""

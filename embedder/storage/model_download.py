@@ -19,6 +19,7 @@ from embedder.storage.object_stores import ObjectStoreError, is_remote, named_er
 from embedder.storage.user_cache import cache_folder
 from shards.model_config import CONFIG_FILE, find_model_folder, load_model_config
 from shards.model_errors import ModelError
+from shards.model_settings import ModelSettings, apply_settings, split_address
 from shards.saving import staged_folder
 from shards.shard_specs import ShardSpec, whole_model
 from shards.tensor_shapes import shard_shapes
@@ -49,17 +50,41 @@ def resolve_model(uri: str | Path, shard: ShardSpec | None = None) -> Path:
 
     Args:
         uri: a local folder; `s3://` or `gs://` and a prefix; `org/name`, `hf:org/name`, `hf://org/name` or
-            `hf-hub:org/name` on the Hugging Face hub, with `@revision` if wanted.
+            `hf-hub:org/name` on the Hugging Face hub, with `@revision` if wanted; `#` and settings behind any of them
+            (`shards.model_settings`).
         shard: download only the configuration and what these layers need: from a bucket their tensors, from the hub
             the files that hold them.
 
     Returns:
-        The local folder; its content is not checked.
+        The local folder, with settings one beside it in the user's cache; its content is not checked.
 
     Raises:
-        ModelError: there is no such folder, or it can't be downloaded.
+        ModelError: there is no such folder, it can't be downloaded, or it doesn't allow the settings.
     """
-    return _resolve(uri, FETCHED_FILES, shard)
+    place, settings = split_address(uri) if isinstance(uri, str) else (uri, ModelSettings())
+    folder = _resolve(place, FETCHED_FILES, shard)
+    return folder if not settings.changes_vectors else _with_settings(folder, settings)
+
+
+def _with_settings(folder: Path, settings: ModelSettings) -> Path:
+    """Return a folder in the cache with the configuration that settings give, and links to a model's other files."""
+    folder, cache = folder.absolute(), cache_folder("models")
+    text = apply_settings(load_model_config(folder), settings, folder).to_json()
+    derived = cache / f"set-{hashlib.sha256(repr((str(folder), text)).encode()).hexdigest()[:16]}"
+    try:
+        with _lock(cache, derived.name):
+            derived.mkdir(exist_ok=True)
+            for path in folder.iterdir():  # of a shard's parts, some are fetched later
+                link = derived / path.name
+                if path.is_file() and path.name != CONFIG_FILE and not link.is_symlink():
+                    link.symlink_to(path)
+            with atomic_write(derived / CONFIG_FILE) as file:
+                file.write(text.encode())
+    except OSError as error:
+        raise ModelError(
+            f"{folder}: its settings can't be kept in {cache} ({error.strerror}); free space, or set XDG_CACHE_HOME"
+        ) from None
+    return derived
 
 
 def resolve_checkpoint(uri: str | Path, *, config_only: bool = False) -> Path:

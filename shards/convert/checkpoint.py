@@ -52,12 +52,33 @@ def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = No
             "it can't load; give the folder of the checkpoint alone"
         )
     config = importer.convert(folder, out, name=name or Path(src).name)
+    declared = _declared_dimensions(config, folder, sentence)
     write_record(Path(out), describe_import(folder, importer.library, config, sentence))
     # A library saves the random weights of a new model like any others.
     if config.trained and (fresh_towers(out) or _has_first_temperature(folder, Path(out))):
-        config = config.model_copy(update={"trained": False})
+        declared["trained"] = False
+    if declared:
+        config = config.model_copy(update=declared)
         (Path(out) / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
     return config
+
+
+def _declared_dimensions(config: ModelConfig, folder: Path, sentence: SentenceModel | None) -> dict[str, Any]:
+    """Return the keys of config.json on dimensions that a checkpoint declares.
+
+    Source: `matryoshka_dimensions` and `is_matryoshka` as jina's models write and vLLM reads them; the cards of
+    Qwen3-VL-Embedding, which allow any, as its files say nothing; `truncate_dim` of sentence-transformers.
+    """
+    path, found = folder / CONFIG_FILE, dict[str, Any]()
+    tree = read_json(path, "") if path.is_file() else {}
+    listed = tree.get("matryoshka_dimensions")
+    if isinstance(listed, list):
+        sizes = sorted({size for size in listed if isinstance(size, int) and 1 <= size < config.embedding_dim})
+        found = {"matryoshka": tuple(sizes)} if sizes else {}
+    elif tree.get("is_matryoshka") is True or config.name.lower().startswith("qwen3-vl-embedding"):
+        found = {"matryoshka": "any"}
+    cut = None if sentence is None else sentence.dimensions
+    return found | ({"dimensions": cut} if cut is not None and cut < config.embedding_dim else {})
 
 
 def import_config(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
@@ -66,8 +87,9 @@ def import_config(src: str | Path, out: str | Path, *, name: str | None = None) 
     Only the checkpoint's own configuration is needed. Weights are not read; if there are any, the names of their
     tensors supply details that the configuration lacks. Arguments and errors are those of `import_checkpoint`.
     """
-    folder, _ = find_modules(find_checkpoint(src))
+    folder, sentence = find_modules(find_checkpoint(src))
     config = _importer(folder).read_config(folder, name or Path(src).name)
+    config = config.model_copy(update=_declared_dimensions(config, folder, sentence))
     with staged_model(Path(out), config, None):
         return config
 

@@ -8,8 +8,9 @@ whose last token's vector counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from shards.convert.transformers_model import check_all_used, joined_tensor
 from shards.file_schema import describe, read_json
 from shards.model_config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, find_model_folder
 from shards.model_errors import ModelError
-from shards.preprocess import PreprocessConfig
+from shards.preprocess import INSTRUCTION_PLACE, PreprocessConfig
 from shards.saving import staged_model, write_weights
 from shards.tensor_shapes import model_shapes
 from shards.tokenizer import check_tokenizer, parse_tokenizer
@@ -53,11 +54,14 @@ _CURE = "save the model's own processor beside it, with the chat template of its
 class Conversation:
     """What stands around an item: the prompts of captions and queries, and token ids around a picture.
 
+    `instruction_form` is both prompts with a mark in the place of the instruction; empty if the template has no place.
+
     `tokenizer_json` adds `after` to each text.
     """
 
     caption_prompt: str
     query_prompt: str
+    instruction_form: str
     before: tuple[int, ...]
     between: tuple[int, ...]
     after: tuple[int, ...]
@@ -70,14 +74,32 @@ def import_one_tower(src: str | Path, out: str | Path, *, name: str | None = Non
     `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if the
     checkpoint has something that can't be mapped, or lacks something.
     """
-    folder = find_model_folder(src)
-    with checkpoint_weights(folder, Path(out)) as files:
-        conversation = read_conversation(folder)
-        config = _read_config(folder, name or Path(src).name, conversation)
+    return convert_one_tower(find_model_folder(src), Path(out), name or Path(src).name)
+
+
+def convert_one_tower(
+    folder: Path,
+    out: Path,
+    name: str,
+    pair: tuple[str, str] | None = None,
+    heads: Callable[[Mapping[str, Path], int, int], Iterator[tuple[str, torch.Tensor]]] | None = None,
+) -> ModelConfig:
+    """Convert a checkpoint, as `import_one_tower`; `pair` is as in `read_conversation`.
+
+    `heads` makes the projections to two values, given the files of tensors, the decoder's width and its vocabulary.
+    """
+    with checkpoint_weights(folder, out) as files:
+        conversation = read_conversation(folder, pair)
+        config = _read_config(folder, name, conversation)
         tokenizer = parse_tokenizer(conversation.tokenizer_json, str(folder))
         check_tokenizer(tokenizer, config.required_text, str(folder))
-        with staged_model(Path(out), config, conversation.tokenizer_json) as stage:
-            write_weights(stage, _tensors(files, config, folder))
+        tensors = _tensors(files, config, folder)
+        if heads is not None:
+            tensors = chain(tensors, heads(files, config.embedding_dim, config.required_text.num_vocabulary))
+            projected = {"vision_projection": "linear", "text_projection": "linear", "projection_bias": True}
+            config = config.model_copy(update=projected | {"embedding_dim": 2})
+        with staged_model(out, config, conversation.tokenizer_json) as stage:
+            write_weights(stage, tensors)
     return config
 
 
@@ -144,7 +166,7 @@ def _importer(tree: Mapping[str, Any]) -> OneTowerImport:
 def _with_prompts(preprocess: PreprocessConfig, conversation: Conversation | None) -> PreprocessConfig:
     if conversation is None:
         return preprocess
-    prompts = {"caption_prompt": conversation.caption_prompt, "query_prompt": conversation.query_prompt}
+    prompts = {key: getattr(conversation, key) for key in ("caption_prompt", "query_prompt", "instruction_form")}
     return preprocess.model_copy(update=prompts)
 
 
@@ -186,10 +208,10 @@ def _budget(folder: Path, vision: VisionTower, *, is_complete: bool) -> dict[str
     return {key: min(int(limit or 0) // pixels, most) for key, limit in limits.items()}
 
 
-def read_conversation(folder: Path) -> Conversation:
+def read_conversation(folder: Path, pair: tuple[str, str] | None = None) -> Conversation:
     """Read the conversation around an item from tokeniser and chat template.
 
-    Raises a ModelError if there is none, or it isn't the same around a text and a picture.
+    `pair` is that of a re-ranker: the system's message, and what the user's begins with in front of the item. Raises a ModelError if there is none, or it isn't the same around a text and a picture.
     """
     tree = read_json(folder / CONFIG_FILE, "give the folder of a model that transformers saved")
     tokenizer = load_fast_tokenizer(folder)
@@ -201,7 +223,10 @@ def read_conversation(folder: Path) -> Conversation:
         raise ModelError(f"{folder}: found no chat template, or no token of image_token_id; {_CURE}")
     sentence = find_sentence_model(folder)
     captions, queries = (sentence.caption_prompt, sentence.query_prompt) if sentence is not None else ("", "")
-    forms = [_forms(folder, tokenizer, template, picture, each or INSTRUCTION) for each in (captions, queries)]
+    if pair is not None:
+        captions = queries = pair[0]
+    front = "" if pair is None else pair[1]
+    forms = [_forms(folder, tokenizer, template, picture, each or INSTRUCTION, front) for each in (captions, queries)]
     (caption_prompt, between, end), (query_prompt, *others) = forms
     if others != [between, end]:
         raise ModelError(f"{folder}: the chat template ends a query otherwise than a caption; {_CURE}")
@@ -216,17 +241,30 @@ def read_conversation(folder: Path) -> Conversation:
         raise ModelError(f"{folder}: the tokeniser joins {picture!r} with what stands beside it; {_CURE}")
     after = tuple(rest[len(inner) :])
     content = _with_end(backend, after, caption_prompt, end, folder)
-    return Conversation(caption_prompt, query_prompt, tuple(whole[:place]), tuple(inner), after, content)
+    prompts = {captions: caption_prompt, queries: query_prompt}
+    form = _instruction_form(folder, tokenizer, template, prompts) if pair is None else ""
+    return Conversation(caption_prompt, query_prompt, form, tuple(whole[:place]), tuple(inner), after, content)
 
 
-def _forms(folder: Path, tokenizer: Any, template: str, picture: str, instruction: str) -> tuple[str, str, str]:
+def _instruction_form(folder: Path, tokenizer: Any, template: str, prompts: Mapping[str, str]) -> str:
+    """Return the prompts, given by instruction, with a mark in its place; empty if the template writes it otherwise."""
+    content = [{"type": "text", "text": _MARK}]
+    form = _render(folder, tokenizer, template, INSTRUCTION_PLACE, content).partition(_MARK)[0]
+    fits = all(form.replace(INSTRUCTION_PLACE, given or INSTRUCTION) == made for given, made in prompts.items())
+    return form if fits and form.count(INSTRUCTION_PLACE) == 1 else ""
+
+
+def _forms(
+    folder: Path, tokenizer: Any, template: str, picture: str, instruction: str, front: str
+) -> tuple[str, str, str]:
     """Return what the template writes in front of an item, for a picture, and behind the item."""
     text, image = {"type": "text", "text": _MARK}, {"type": "image", "image": ""}
-    of_text = _render(folder, tokenizer, template, instruction, [text])
+    lead = [{"type": "text", "text": front}] if front else []
+    of_text = _render(folder, tokenizer, template, instruction, [*lead, text])
     start, mark, end = of_text.partition(_MARK)
-    of_both = _render(folder, tokenizer, template, instruction, [image, text])
+    of_both = _render(folder, tokenizer, template, instruction, [*lead, image, text])
     inner = of_both.removeprefix(start).removesuffix(mark + end)
-    of_picture = _render(folder, tokenizer, template, instruction, [image])
+    of_picture = _render(folder, tokenizer, template, instruction, [*lead, image])
     is_same = of_picture == start + inner + end and of_both == f"{start}{inner}{mark}{end}"
     if not mark or inner.count(picture) != 1 or not is_same:
         raise ModelError(

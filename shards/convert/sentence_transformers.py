@@ -83,6 +83,7 @@ class SentenceModel:
     caption_prompt: str = ""
     limit: tuple[str, int] | None = None
     lowers_case: bool = False
+    dimensions: int | None = None
     uses: tuple[tuple[str, str], ...] = ()
 
     def pool(self, tower: Tower) -> Tower:
@@ -305,9 +306,9 @@ def _read_settings(found: SentenceModel) -> SentenceModel:
     tree: dict[str, Any] = read_json(path, "fetch it again")
     if tree.get("model_type", "SentenceTransformer") != "SentenceTransformer":
         _refuse(found.root, f"{SETTINGS_FILE} with model_type = {tree['model_type']}", "a SentenceTransformer can")
-    if tree.get("truncate_dim") is not None:
-        cure = f"delete truncate_dim from {SETTINGS_FILE} to import the whole vectors"
-        _refuse(found.root, f"{SETTINGS_FILE} with truncate_dim = {tree['truncate_dim']}", cure)
+    cut = tree.get("truncate_dim")
+    if cut is not None and (isinstance(cut, bool) or not isinstance(cut, int) or cut < 1):
+        _refuse(found.root, f"{SETTINGS_FILE} with truncate_dim = {cut!r}", "a number of dimensions can")
     prompts = cast("dict[str, str | None]", tree.get("prompts") or {})
     default = tree.get("default_prompt_name")
     if default is not None and default not in prompts:
@@ -317,5 +318,7 @@ def _read_settings(found: SentenceModel) -> SentenceModel:
     said = [f"before {who}: {text!r}" for who, text in (("queries", query), ("captions", caption)) if text]
     if tree.get("similarity_fn_name") not in (None, "cosine"):
         said.append(f"similarity {tree['similarity_fn_name']}: here vectors have length 1 and are ranked by cosine")
+    if cut is not None:
+        said.append(f"vectors are cut to {cut} dimensions")
     uses = (*found.uses, (SETTINGS_FILE, "; ".join(said) or "no prompts"))
-    return replace(found, query_prompt=query, caption_prompt=caption, uses=uses)
+    return replace(found, query_prompt=query, caption_prompt=caption, dimensions=cut, uses=uses)

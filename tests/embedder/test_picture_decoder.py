@@ -12,6 +12,8 @@ from PIL import Image
 from transformers import Qwen3VLModel, Qwen3VLProcessor
 
 import embedder
+from embedder.errors import ConfigError
+from shards import ModelError
 from shards.convert import import_checkpoint
 
 SIZES = [(40, 30), (64, 64), (120, 20), (9, 80), (200, 150), (33, 48), (1, 1), (90, 90)]
@@ -36,17 +38,17 @@ def library(checkpoint):
     theirs, processor = Qwen3VLModel.from_pretrained(checkpoint).eval(), Qwen3VLProcessor.from_pretrained(checkpoint)
 
     @torch.no_grad()
-    def embed(content, image=None):
-        system = {"role": "system", "content": [{"type": "text", "text": INSTRUCTION}]}
+    def embed(content, image, instruction):
+        system = {"role": "system", "content": [{"type": "text", "text": instruction}]}
         messages = [system, {"role": "user", "content": content}]
         form = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         inputs = processor(text=[form], images=None if image is None else [image], return_tensors="pt")
         return torch.nn.functional.normalize(theirs(**inputs).last_hidden_state[0, -1], dim=-1).numpy()
 
-    def of(item):
+    def of(item, instruction=INSTRUCTION):
         if isinstance(item, str):
-            return embed([{"type": "text", "text": item}])
-        return embed([{"type": "image", "image": ""}], Image.open(io.BytesIO(item)).convert("RGB"))
+            return embed([{"type": "text", "text": item}], None, instruction)
+        return embed([{"type": "image", "image": ""}], Image.open(io.BytesIO(item)).convert("RGB"), instruction)
 
     return of
 
@@ -89,6 +91,44 @@ def check_run(config, source, library):
 def test_a_run_in_one_process_finds_transformers_own_neighbours(make_run, model, library, tmp_path):
     source = fill(tmp_path / "in", 12)
     check_run(make_run(source, model=model, num_stages=3, rows_per_part=8), source, library)
+
+
+def test_instructions_and_dimensions_are_those_of_the_configuration(make_run, model, library, tmp_path):
+    """Items by theirs, queries by theirs or the search's, all cut; another instruction of queries embeds nothing."""
+    source, dim = fill(tmp_path / "in", 6), 20
+    of_items, of_queries, other = "Describe {the} picture.", "Find pictures & words.", "Retrieve what is alike: 50 %"
+    tables = {"uri": model, "item_instruction": of_items, "dimensions": dim}
+
+    def expected(item, instruction):
+        vector = library(item, instruction)[:dim]
+        return vector / np.linalg.norm(vector)
+
+    with pytest.raises(ModelError, match="force_dimensions = true"):
+        embedded(make_run(source, model=[tables]))
+    tables["force_dimensions"] = True
+    config = make_run(source, model=[tables], num_stages=3)
+    report, rows = embedded(config)
+    assert report.num_rejected == 0
+    for (item_id, _), row in rows.items():
+        image = (source / item_id.rpartition("/")[2].rpartition(":")[2]).read_bytes()
+        assert np.abs(np.array(row["image_embedding"]) - expected(image, of_items)).max() < 1e-5
+        if row["caption"] is not None:
+            assert np.abs(np.array(row["text_embedding"]) - expected(row["caption"], of_items)).max() < 1e-5
+    store = embedder.open_store(config.store)
+    assert np.abs(store.encode_text(["two cats"])[0] - expected("two cats", INSTRUCTION)).max() < 1e-5
+    again = make_run(source, model=[tables | {"query_instruction": of_queries}], num_stages=3, store=config.store)
+    assert embedder.refresh(again).engine_reason == "nothing to embed"
+    asked = embedder.open_store(config.store, model=again.main_model)
+    matrix, ids = np.stack([rows[each]["image_embedding"] for each in rows]), [item_id for item_id, _ in rows]
+    for opened, own in ((store, INSTRUCTION), (asked, of_queries)):
+        for given in (None, other):
+            hits = opened.search("two cats", k=6, instruction=given)
+            scores = matrix @ expected("two cats", given or own)
+            assert [hit.item_id for hit in hits] == [ids[place] for place in np.argsort(-scores)]
+            assert np.abs([hit.score for hit in hits] - np.sort(scores)[::-1]).max() < 1e-5
+    assert np.abs(asked.encode_image([image])[0] - expected(image, of_items)).max() < 1e-5
+    with pytest.raises(ConfigError, match="it fills the 4,096 tokens"):
+        store.search("two cats", instruction="long " * 4000)
 
 
 @pytest.mark.slow

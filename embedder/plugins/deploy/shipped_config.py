@@ -9,6 +9,7 @@ from embedder.config_paths import replace_paths
 from embedder.config_toml.read import ConfigFile, read_file
 from embedder.errors import ConfigError
 from embedder.redaction import mask
+from shards.model_settings import split_address
 from shards.plan import ShardPlan
 
 MAX_BYTES = 900_000  # of both files; a ConfigMap takes 1 MiB
@@ -59,9 +60,10 @@ def check_shippable(shipped: ShippedConfig) -> None:
     if len((text + shipped.plan_text).encode()) > MAX_BYTES:
         raise ConfigError(f"{path} and {shipped.plan_path}: more than {MAX_BYTES:,} bytes, which no ConfigMap holds")
     mounted = [volume.path.rstrip("/") + "/" for volume in shipped.config.deploy.volume]
+    main = split_address(shipped.config.required_model)[0]
 
     def check(key: str, value: str) -> str:
-        is_hub_id = key == "model" and shipped.config.main_model == value and not value.startswith(("/", "~"))
+        is_hub_id = key == "model" and main == value and not value.startswith(("/", "~"))
         if key == "plan":  # is shipped, too
             return value
         if not (_ADDRESS.match(value) or is_hub_id or any(f"{value}/".startswith(folder) for folder in mounted)):

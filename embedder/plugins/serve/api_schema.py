@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from embedder.retrieval.queries import DEFAULT_OPTIONS, OPTIONS, SearchOptions
+from embedder.retrieval.queries import DEFAULT_OPTIONS, INSTRUCTION_RULE, OPTIONS, SearchOptions
 
 MAX_K = 1000
 Sort = Literal["newest", "oldest", "name", "random", "embedded"]
@@ -117,6 +117,7 @@ class SearchRequest(Strict):
     min_score: float | None = _option("min_score")
     text_weight: float = _option("text_weight")
     not_weight: float = _option("not_weight")
+    instruction: str | None = _option("instruction", max_length=MAX_TEXT_CHARACTERS)
     cursor: str | None = Field(
         None, max_length=MAX_CURSOR_CHARACTERS, description="of the answer before, to go on from its last hit"
     )
@@ -128,7 +129,8 @@ class SearchRequest(Strict):
     def options(self) -> SearchOptions:
         """Options of the search."""
         given = {name: getattr(self, name) for name in OPTIONS}
-        return SearchOptions(**given | {"where": none_if_blank(self.where)})
+        blank = {name: none_if_blank(given[name]) for name in ("where", "instruction")}
+        return SearchOptions(**given | blank)
 
 
 class ExportRequest(Strict):
@@ -147,12 +149,15 @@ class EmbedRequest(Strict):
     model: str | None = Field(None, max_length=64, description="further model that encodes them, by its name")
 
     texts: list[Text] | None = Field(None, min_length=1, max_length=MAX_QUERIES)
+    instruction: str | None = _option("instruction", max_length=MAX_TEXT_CHARACTERS)
     images: list[ImageQuery] | None = Field(None, min_length=1, max_length=MAX_QUERIES)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if (self.texts is None) == (self.images is None):
             raise ValueError("exactly one of texts and images")
+        if self.instruction is not None and self.texts is None:
+            raise ValueError("; ".join(INSTRUCTION_RULE))
         if any(each.num_given != 1 for each in self.images or ()):
             raise ValueError("each image has exactly one of image and upload")
         return self
@@ -355,6 +360,9 @@ class StatusAnswer(BaseModel):
     encoder: str | None
     searched: str
     colour: str = Field(description="how numbers of pixels are read, of queries, too: srgb or raw")
+    instruction: str | None = Field(
+        description="of queries that give none; null where the model takes none, or none was encoded yet"
+    )
     models: list[ModelAnswer]
     num_items: int
     num_vectors: int

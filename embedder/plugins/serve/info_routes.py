@@ -149,6 +149,7 @@ def _describe(service: Service, publication: ServedPublication) -> dict[str, Any
         "encoder": publication.encoder,
         "searched": store.info.searched,
         "colour": store.info.colour,
+        "instruction": publication.instruction,
         "models": [
             {
                 "name": name,

@@ -93,16 +93,17 @@ class PartEncoder:
 
         Raises `RequestError` if a part can't be encoded, has another width, or the parts cancel each other out.
         """
-        found = await asyncio.gather(*(self._vector(part) for part in (*content.wanted, *content.away)))
+        parts = (*content.wanted, *content.away)
+        found = await asyncio.gather(*(self._vector(part, options.instruction) for part in parts))
         wanted, examples = found[: len(content.wanted)], found[len(content.wanted) :]
         if len(found) == 1:
             return wanted[0], None
         weights = _weights(content, options)
-        parts = [(weight, vector[None]) for weight, vector in zip(weights, wanted, strict=True)]
+        weighted = [(weight, vector[None]) for weight, vector in zip(weights, wanted, strict=True)]
         away = np.stack(examples) if examples else None
         combine = self._publication.store.searcher.combine
         try:
-            combined = await self._service.lookups.run(combine, parts, away, options)
+            combined = await self._service.lookups.run(combine, weighted, away, options)
         except USER_MISTAKES as error:
             raise mistake(error, "query") from None
         return combined[0], away
@@ -113,9 +114,9 @@ class PartEncoder:
             self._images[content] = asyncio.ensure_future(self._encode(content))
         return await self._images[content]
 
-    async def _vector(self, part: QueryPart) -> Floats:
+    async def _vector(self, part: QueryPart, instruction: str | None) -> Floats:
         if part.kind == "text":
-            vector: Floats = await self._service.submit(Asked(self._publication, None, {}, text=part.content))
+            vector: Floats = await self._service.submit(Asked(self._publication, None, {}, part.content, instruction))
             return vector
         if part.kind == "vector":
             return _check(self._publication, part.content, part.where)

@@ -36,15 +36,16 @@ class Asked:
     """One query of a request; `options.k` is the hits of this page, and no options means only to encode the text.
 
     `shown` is the query as the answer repeats it. `vector`, float32 (E,), is None for a text alone, which is
-    encoded here. `away`, float32 (N, E), are examples to stay away from, of which `not_texts` are texts; None for none.
-    Texts are stripped. `seen` names the hits of earlier pages; `digest`, of query and options, is for the cursor, which
-    names `max_depth` hits at most. A `sort` of None is best first.
+    encoded here, with `instruction`. `away`, float32 (N, E), are examples to stay away from, of which `not_texts` are
+    texts; None for none. Texts are stripped. `seen` names the hits of earlier pages; `digest`, of query and options, is
+    for the cursor, which names `max_depth` hits at most. A `sort` of None is best first.
     """
 
     publication: ServedPublication
     options: SearchOptions | None
     shown: dict[str, Any]
     text: str | None = None
+    instruction: str | None = None
     vector: Floats | None = None
     away: Floats | None = None
     not_texts: tuple[str, ...] = ()
@@ -102,14 +103,15 @@ class BatchSearcher:
     def _encode(self, batch: Sequence[Asked], answers: list[Answer | Exception | None]) -> dict[int, Floats]:
         """Vector of each query by its number; a text that can't be encoded gets its error as the answer."""
         vectors = {number: asked.vector for number, asked in enumerate(batch) if asked.vector is not None}
-        texts: dict[int, list[int]] = defaultdict(list)
+        texts: dict[Any, list[int]] = defaultdict(list)
         for number, asked in enumerate(batch):
             if asked.text is not None and asked.vector is None:
-                texts[id(asked.publication)].append(number)
-        for numbers in texts.values():
+                texts[id(asked.publication), asked.instruction].append(number)
+        for (_, instruction), numbers in texts.items():
             began = time.perf_counter()
             publication = batch[numbers[0]].publication
-            encoded = compute_together(publication.encode_texts, [batch[each].text or "" for each in numbers])
+            encode = partial(publication.encode_texts, instruction=instruction)
+            encoded = compute_together(encode, [batch[each].text or "" for each in numbers])
             self._metrics.encode_seconds.observe(time.perf_counter() - began)
             for number, vector in zip(numbers, encoded, strict=True):
                 if isinstance(vector, Exception):
@@ -178,7 +180,7 @@ def _page(asked: Asked, hits: Hits) -> bytes:
         "hits": shown,
         "cursor": cursor,
         "note": hits.note,
-        "warnings": [line for text in texts if (line := store.encoder.warning(text)) is not None],
+        "warnings": [line for text in texts if (line := store.encoder.warning(text, options.instruction)) is not None],
     }
     return to_json(answer, inf_nan_mode="null", bytes_mode="base64")
 

@@ -35,7 +35,7 @@ from embedder.plugins.serve.search_batch import Asked
 from embedder.plugins.serve.serve_errors import RequestError, invalid, mistake
 from embedder.plugins.serve.served_publication import ServedPublication
 from embedder.plugins.serve.service import Service
-from embedder.retrieval.queries import HYBRID_RULE, SearchOptions
+from embedder.retrieval.queries import HYBRID_RULE, INSTRUCTION_RULE, SearchOptions
 
 router = APIRouter(tags=["search"])
 
@@ -103,7 +103,7 @@ async def embed(request: Request) -> Response:
     publication = await service.of_model(service.publications.current, asked.model)
     encoder = PartEncoder(service, publication)
     vectors = await asyncio.gather(
-        *(service.submit(Asked(publication, None, {}, text=text.strip())) for text in asked.texts or ()),
+        *(service.submit(Asked(publication, None, {}, text.strip(), asked.instruction)) for text in asked.texts or ()),
         *(
             encoder.image(image_content(image, f"body.images.{number}", uploads, service))
             for number, image in enumerate(asked.images or ())
@@ -193,17 +193,17 @@ async def _page(
     uploads: Uploads,
 ) -> bytes:
     """JSON of the hits of one query (`schema.QueryAnswer`), from the cache or computed."""
-    _refuse_hybrid_without_text(query, where, options)
+    _require_text(query, where, options)
     content = read_content(query, where, uploads, service)
-    model = publication.store.model
-    digest = query_digest(content.identity, options, *([model] if model else []), *([sort] if sort else []))
+    digest = query_digest(content.identity, options, *filter(None, (publication.store.model, sort)))
     if cursor is not None:
         check_cursor(cursor, digest)
     asked = Asked(
         publication,
         options,
         describe_query(query),
-        text=content.text,
+        content.text,
+        options.instruction,
         not_texts=tuple(part.content for part in content.away if part.kind == "text"),
         profile="text" if content.text is not None or query.vector is not None else "image",
         seen=cursor.seen if cursor is not None else b"",
@@ -232,6 +232,7 @@ async def _ask_by_vector(
     return page
 
 
-def _refuse_hybrid_without_text(query: Query, where: str, options: SearchOptions) -> None:
-    if options.hybrid and query.text is None:
-        raise RequestError(422, f"{where}.{query.given[0]}", "a query without a text", *HYBRID_RULE)
+def _require_text(query: Query, where: str, options: SearchOptions) -> None:
+    rule = HYBRID_RULE if options.hybrid else INSTRUCTION_RULE if options.instruction is not None else None
+    if rule is not None and query.text is None:
+        raise RequestError(422, f"{where}.{query.given[0]}", "a query without a text", *rule)

@@ -12,8 +12,10 @@ import typer
 from embedder.cli.options import AllowStoreCode, ModelUri, ReadConfig, StoreUri, command
 from embedder.cli.results import PIPE_WIDTH, Result
 from embedder.cli.terminal import Terminal
+from embedder.config import RunConfig
 from embedder.errors import ConfigError
 from embedder.installation import require
+from shards.model_settings import split_address
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -79,7 +81,7 @@ def serve(
     run = read({"store": store, "model": model})
     served = {
         "store": run.required_store,
-        "model": run.main_model if model is not None else None,
+        "model": run.main_model if model is not None or _has_instruction(run) else None,
         "servables": run.model_sections,
         "allow_store_code": allow_store_code,
     }
@@ -104,6 +106,11 @@ def serve(
     else:
         run_server(settings, tell)
     return Result({"store": settings.store}, ["stopped"])
+
+
+def _has_instruction(run: RunConfig) -> bool:
+    """Whether the configuration says what queries are asked with."""
+    return run.main_model is not None and split_address(run.main_model)[1].query_instruction is not None
 
 
 def serve_store(store: str, tell: Callable[[str], None]) -> None:

@@ -115,12 +115,17 @@ class ServedPublication:
         encoder = vars(self.store).get("encoder")
         return None if encoder is None else str(getattr(encoder, "kind", "torch"))
 
-    def encode_texts(self, texts: Sequence[str]) -> Floats:
+    @property
+    def instruction(self) -> str | None:
+        """Instruction of queries that give none; None if the model takes none, or its encoder was not needed yet."""
+        return None if self.encoder is None else self.store.encoder.instruction
+
+    def encode_texts(self, texts: Sequence[str], instruction: str | None = None) -> Floats:
         """Encode texts; float32 (Q, E), L2-normalised.
 
-        Raises `ConfigError` if a text can't be encoded, or the model has no text tower; `StoreError` if the encoder of
-        a further model may not run, or can't be loaded; `RequestError` if no text can be encoded, as the encoder can't
-        be loaded.
+        Raises `ConfigError` if a text can't be encoded, the model has no text tower, or it takes no instruction;
+        `StoreError` if the encoder of a further model may not run, or can't be loaded; `RequestError` if no text can be
+        encoded, as the encoder can't be loaded.
         """
         try:
             _ = self.store.encoder
@@ -129,13 +134,18 @@ class ServedPublication:
                 raise
             raise self.no_texts(error) from None
         try:
-            vectors = self.store.encode_text(texts)
+            self._check_instruction(instruction)
+            vectors = self.store.encode_text(texts, instruction)
         except ConfigError:
             raise
         except (*USER_MISTAKES, ImportError) as error:  # of a tower, or of torch, which is loaded with the first text
             raise self.no_texts(error) from None
         self.encodes_texts = True
         return vectors
+
+    def _check_instruction(self, instruction: str | None) -> None:
+        if instruction is not None and self.store.encoder.instruction is None:
+            raise ConfigError("instruction: the model of this store takes none; leave it out")
 
     def no_texts(self, error: Exception) -> RequestError:
         """Note that a text couldn't be encoded, so that the next probe tries; return the refusal of the request.

@@ -74,6 +74,17 @@ def test_several_poolings_stand_in_sequence(version, tmp_path):
     assert load_model_config(tmp_path / "model").embedding_dim == 3 * WIDTH
 
 
+@pytest.mark.parametrize("has_dense", [False, True])
+def test_vectors_that_the_library_truncates_are_cut_alike(has_dense, tmp_path):
+    settings = dense("Tanh") if has_dense else None
+    save_sentence_model(tmp_path / "own", "mean", dense=settings, settings={"truncate_dim": 8})
+    activation = torch.nn.Tanh() if has_dense else None
+    expected = expected_vectors(tmp_path / "own", CAPTIONS, "mean", activation=activation)[:, :8]
+    check_equal(tmp_path / "own", tmp_path / "model", torch.nn.functional.normalize(expected, dim=-1))
+    assert load_model_config(tmp_path / "model").vector_dim == 8
+    assert "vectors are cut to 8 dimensions" in (tmp_path / "model" / "import.json").read_text()
+
+
 @pytest.mark.parametrize("version", [3, 6])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_a_dense_layer_and_its_activation_follow_pooling(kind, version, tmp_path):
@@ -213,9 +224,9 @@ LIMITS, SETTINGS, POOLING, DENSE = (
 )
 # Damage, a part of the message, and the cure that the message names; None where it is another model: an honest end.
 REFUSED = {
-    "truncated": (
-        set_keys(SETTINGS, truncate_dim=8),
-        "truncate_dim = 8.* delete truncate_dim",
+    "truncated to no number": (
+        set_keys(SETTINGS, truncate_dim="8"),
+        "truncate_dim = '8'.* a number of dimensions can",
         set_keys(SETTINGS, truncate_dim=None),
     ),
     "sparse": (

@@ -26,6 +26,7 @@ from embedder.plugins.deploy.submission.packages import JobPackage, code_package
 from embedder.redaction import mask
 from embedder.store.layout import utc_now
 from embedder.version import __version__
+from shards.model_settings import split_address
 
 SUPPORTED_RAY = SpecifierSet(">=2.52.1")  # as pyproject.toml has it
 CONFIG_FILE, PLAN_FILE, OWN_FILES = "run.toml", "plan.json", "own"
@@ -185,7 +186,8 @@ def files_of(config: RunConfig) -> dict[str, bytes]:
 
 def local_paths(config: RunConfig) -> list[str]:
     """Paths of a configuration that every node must see as this machine does; addresses are left out."""
-    models = (config.main_model, *(model.uri for model in config.further_models if ".py:" not in model.uri))
+    main = split_address(config.main_model)[0] if config.main_model is not None else None
+    models = (main, *(model.uri for model in config.further_models if ".py:" not in model.uri))
     tables = (join.path for join in config.join)
     named = (config.store, *models, *(source.path for source in config.source), *tables)
     return [path for path in named if path is not None and path.startswith(("/", "~"))]

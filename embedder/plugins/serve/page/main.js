@@ -56,10 +56,11 @@ const right = new Results(find("#right .results"), hooksOf("right"));
 let served = "";
 /** @type {string[]} further models that can be searched by */
 let furtherModels = [];
+let ownInstruction = ""; // of the main model's queries; empty where it takes none
 
 /** Body of the search, or of the list, that a state asks for. @param {import("./state.js").State} state */
 function requestOf(state) {
-  const { q, like, segment, image, also, unlike, not, hybrid, fold, model, least, sort, seed, count } = state;
+  const { q, like, segment, image, also, unlike, not, instruction, hybrid, fold, model, least, sort, seed, count } = state;
   const where = compose(state);
   const k = count || DEFAULT_COUNT;
   if (!hasQuery(state)) return { where, k, sort: sort || "newest", seed };
@@ -81,6 +82,7 @@ function requestOf(state) {
     hybrid: isByWords,
     fold,
     min_score: least,
+    ...(words && instruction && !model ? { instruction } : {}),
     sort: sort || null,
   };
 }
@@ -138,6 +140,15 @@ function showOptions() {
   for (const field of document.querySelectorAll("#refine .of-query")) /** @type {any} */ (field).hidden = !isQuery;
   find("#refine").classList.toggle("set", least !== null || Boolean(count) || Boolean(not));
   showModels();
+  showInstruction();
+}
+
+/** Shows the field of the instruction, where the model takes one and there are words that it could stand before. */
+function showInstruction() {
+  const { q, model, instruction } = now();
+  find("#instruction-field").hidden = !(ownInstruction && q.trim() && !model);
+  find("#instruction").placeholder = ownInstruction;
+  find("#instruction").value = instruction;
 }
 
 /** Shows the choice of models, where there is one. */
@@ -193,10 +204,12 @@ async function countAll() {
 
 /** Looks for a new publication, and offers it quietly. */
 async function follow() {
-  const { version, name, num_items: files, models, published_at: at } = await status().catch(() => ({}));
+  const { version, name, num_items: files, models, published_at: at, instruction } = await status().catch(() => ({}));
   if (!version) return;
   furtherModels = models.filter((each) => each.has_vectors).map((each) => each.name);
   showModels();
+  ownInstruction = instruction ?? "";
+  showInstruction();
   find("#store").textContent = [name, plural(files, "item"), `refreshed ${date(at)}`].join(" · ");
   if (served && version !== served) {
     showBanner("publication", "The archive has been published anew.", { label: "Show it", run: refresh });
@@ -231,6 +244,7 @@ function startOptions() {
     const count = Number(event.target.value);
     update({ count: count === DEFAULT_COUNT ? 0 : count });
   });
+  find("#instruction").addEventListener("change", (event) => update({ instruction: event.target.value.trim() }));
   find("#not").addEventListener("change", (event) => update({ not: event.target.value.trim() }));
   for (const link of document.querySelectorAll("[data-page]"))
     link.addEventListener("click", (event) => {

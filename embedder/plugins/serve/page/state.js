@@ -11,6 +11,7 @@
  * @property {string[]} also ids of further items whose like is searched for
  * @property {string[]} unlike ids of items to stay away from
  * @property {string} not words to stay away from
+ * @property {string} instruction of words, in the place of the model's own
  * @property {string} folder that items lie in, or below
  * @property {string} name part of the names of files
  * @property {string} sort order: empty for the best, or of a list the newest, first
@@ -31,7 +32,8 @@
  */
 
 const TEXTS = [
-  ...["q", "like", "image", "not", "folder", "name", "where", "sort", "model", "version", "vs", "item", "side", "page"],
+  ...["q", "like", "image", "not", "instruction", "folder", "name", "where", "sort", "model", "version", "vs"],
+  ...["item", "side", "page"],
 ];
 const NUMBERS = ["segment", "at", "seed", "count"];
 const LISTS = ["also", "unlike"];
@@ -143,7 +145,7 @@ export function hasQuery(state) {
 }
 
 /** Query without anything, for a new one. */
-export const NO_QUERY = { q: "", like: "", segment: 0, image: "", also: [], unlike: [], not: "" };
+export const NO_QUERY = { q: "", like: "", segment: 0, image: "", also: [], unlike: [], not: "", instruction: "" };
 /** What takes all filters away. */
 export const NO_FILTERS = { filters: {}, where: "", folder: "", name: "" };
 

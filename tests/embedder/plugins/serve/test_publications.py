@@ -185,7 +185,9 @@ def test_a_server_is_ready_while_texts_can_be_encoded_and_says_why_it_is_not(tin
     model.rename(away)
     encoded = []
     encode = Store.encode_text
-    monkeypatch.setattr(Store, "encode_text", lambda store, texts: encoded.append(texts) or encode(store, texts))
+    monkeypatch.setattr(
+        Store, "encode_text", lambda store, texts, *own: encoded.append(texts) or encode(store, texts, *own)
+    )
     with running(store, follow_s=FOLLOW_S, cache_dir=tmp_path / "cache") as url:
         live = Served(url, None, tmp_path)
         for answer in (live.get("/readyz"), live.search({"text": "a red car"}), live.post("/embed", {"texts": ["a"]})):
