@@ -24,6 +24,12 @@ DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 CAPTIONS = ("a red car in the rain", "two dogs", "a red heart", "a slice of pizza", "snow", "a cat on the beach")
 NUM_TARS = 128
 ORIENTATION = 0x0112
+XMP = (
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/"><r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><r:Description '
+    'xmlns:photoshop="http://ns.adobe.com/photoshop/1.0/" photoshop:Headline="%s" '
+    'xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:subject><r:Bag><r:li>wedding</r:li></r:Bag></dc:subject>'
+    "</r:Description></r:RDF></x:xmpmeta>"
+)
 LABELS = """
 import numpy as np
 import pyarrow as pa
@@ -146,7 +152,7 @@ def make_photographs(root: Path) -> None:
         exif[ORIENTATION] = 6 if number % 2 else 1
         image.save(day / f"_DSC{number}.JPG", exif=exif)
         (day / f"_DSC{number}.DNG").write_bytes(dng(np.asarray(image), preview=jpeg(image)))
-        (day / f"_DSC{number}.xmp").write_text('<x:xmpmeta xmlns:x="adobe:ns:meta/"/>')
+        (day / f"_DSC{number}.xmp").write_text(XMP % CAPTIONS[number % len(CAPTIONS)])
     (day / "cut-off.JPG").write_bytes((day / "_DSC7.JPG").read_bytes()[:700])
     (day / "notes.txt").write_text("call the bride's mother")
     (root / "Lightroom Catalog.lrcat").write_bytes(b"SQLite format 3\0")
