@@ -20,6 +20,7 @@ from embedder.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from embedder.config import load_config as load_config
+    from embedder.encoders.yes_no_reranker import YesNoReranker as YesNoReranker
     from embedder.entrances import build_index as build_index
     from embedder.entrances import plan as plan
     from embedder.ingest.dataset import embed_dataset as embed_dataset
@@ -47,6 +48,7 @@ _HOMES = {
     "SearchOptions": "embedder.retrieval.queries",
     "Stage": "embedder.steps.stage_contract",
     "Store": "embedder.retrieval.store_api",
+    "YesNoReranker": "embedder.encoders.yes_no_reranker",
     "build_index": "embedder.entrances",
     "compare": "embedder.plugins.evaluate.compare",
     "connect": "embedder.retrieval.remote_store",

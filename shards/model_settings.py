@@ -90,7 +90,7 @@ def apply_settings(config: ModelConfig, settings: ModelSettings, folder: Path) -
     update: dict[str, object] = {"preprocess": preprocess}
     if config.vision is not None and config.is_one_tower:
         vision = config.vision.model_dump()
-        ids = _before_pictures(folder, tuple(vision["ids_before"]), config.preprocess.caption_prompt, prompt)
+        ids = ids_before_pictures(folder, tuple(vision["ids_before"]), config.preprocess.caption_prompt, prompt)
         update["vision"] = config.vision.model_validate(vision | {"ids_before": ids})
     return config.model_copy(update=update)
 
@@ -138,7 +138,7 @@ def default_instruction(preprocess: PreprocessConfig) -> str | None:
     return preprocess.query_prompt.removeprefix(before).removesuffix(after)
 
 
-def _before_pictures(folder: Path, ids: tuple[int, ...], prompt: str, wanted: str) -> tuple[int, ...]:
+def ids_before_pictures(folder: Path, ids: tuple[int, ...], prompt: str, wanted: str) -> tuple[int, ...]:
     """Return the token ids in front of a picture, with another prompt; a ModelError if they don't begin with it."""
     from shards.model_config import TOKENIZER_FILE
     from shards.tokenizer import parse_tokenizer

@@ -31,24 +31,32 @@ def model_import(
     text: Annotated[str | None, typer.Option(help="Text tower's folder that joins a timm checkpoint.")] = None,
     albert: Annotated[str | None, typer.Option(hidden=True)] = None,
     embedding_dim: Annotated[int, typer.Option(help="Width of the shared space, for fresh projections.")] = 256,
+    reranker: Annotated[
+        bool, typer.Option("--reranker", help="A re-ranker of Qwen3-VL-Reranker's form, for `search --reranker`.")
+    ] = False,
     config_only: Annotated[bool, typer.Option("--config-only", help="Read no weights: enough to plan with.")] = False,
 ) -> Result:
     """Turn a checkpoint into a model folder."""
     read()
 
     from embedder.storage.model_download import model_name
-    from shards.convert import import_checkpoint, import_config, import_timm_and_text
+    from shards.convert import import_checkpoint, import_config, import_reranker, import_timm_and_text
     from shards.model_summary import read_import_record
 
     if text is not None and albert is not None:
         raise ConfigError("--albert is the old name of --text; give --text alone")
     joined = text if text is not None else albert
+    if reranker and (config_only or joined is not None):
+        raise ConfigError("--reranker imports one whole checkpoint; leave out --config-only and --text")
     if config_only:
         if joined is not None:
             raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
         model = import_config(_checkpoint(source, config_only=True), out, name=model_name(source))
         planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
         return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
+    if reranker:
+        model = import_reranker(_checkpoint(source), out, name=model_name(source))
+        return Result({"out": out, "trained": model.trained}, [f"re-ranker: {out}"])
     if joined is None:
         model = import_checkpoint(_checkpoint(source), out, name=model_name(source))
     else:

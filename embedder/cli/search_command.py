@@ -20,6 +20,7 @@ from embedder.store.layout import MAIN, is_model_name
 if TYPE_CHECKING:
     import numpy as np
 
+    from embedder.encoders.yes_no_reranker import YesNoReranker
     from embedder.retrieval.hit_files import CopiedFiles
     from embedder.retrieval.hits import Answers, Hits
     from embedder.retrieval.remote_store import RemoteStore
@@ -86,10 +87,25 @@ class HitOptions:
         None
     )
     min_score: Annotated[float | None, typer.Option(metavar="COSINE", help="Least score of a hit.")] = None
+    rerank: Annotated[int, typer.Option(min=0, help="First hits that --reranker scores again, as 50.")] = 0
+    reranker: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Model folder of a re-ranker (`embedder model import --reranker`)."),
+    ] = None
     all_segments: Annotated[bool, typer.Option("--all-segments", help="One hit per segment, not per video.")] = False
     sort: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Order the hits by it: taken_at, 'taken_at desc'.")
     ] = None
+
+    def load_reranker(self) -> "YesNoReranker | None":
+        """Load the re-ranker, if any; raises `ConfigError` if it, or how many hits it scores, is missing."""
+        if (self.reranker is None) != (self.rerank == 0):
+            raise ConfigError("--rerank N and --reranker DIR go together; give both, or neither")
+        if self.reranker is None:
+            return None
+        from embedder.encoders.yes_no_reranker import YesNoReranker
+
+        return YesNoReranker(self.reranker).load()
 
     def search_options(self, query: QueryOptions) -> SearchOptions:
         """Return them with the weights of a query, as a store takes them; raises `ConfigError` if one breaks a rule."""
@@ -190,6 +206,7 @@ def search(
     run = read({"store": place.store})
     for each in (query, files, place):
         each.check()
+    reranker = hits.load_reranker()
     opened = place.open(run)
     local: Store | None = None if place.server is not None else opened  # type: ignore[assignment]
     answers = opened.search(
@@ -198,6 +215,8 @@ def search(
         image=query.images or None,
         not_text=query.not_texts or None,
         not_image=query.not_images or None,
+        rerank=hits.rerank,
+        reranker=reranker,
     )
     if hits.sort is not None:
         for found in answers:
@@ -293,6 +312,7 @@ def _format_hits(hits: "Hits", options: SearchOptions) -> RenderableType:
     more = [describe_more(hit) for hit in hits]
     has_probabilities = any(hit.probability is not None for hit in hits)
     optional = [
+        *(["rerank"] if any(hit.rerank_score is not None for hit in hits) else []),
         *(["probability"] if has_probabilities else []),
         *(["words"] if options.hybrid else []),
         *(["more"] if any(more) else []),
@@ -301,6 +321,7 @@ def _format_hits(hits: "Hits", options: SearchOptions) -> RenderableType:
     for hit, of_hit in zip(hits, more, strict=True):
         time = "" if hit.start_s is None or hit.end_s is None else f"{hit.start_s:.1f}-{hit.end_s:.1f} s"
         cells = {
+            "rerank": "" if hit.rerank_score is None else f"{hit.rerank_score:.3g}",
             "probability": "" if hit.probability is None else f"{hit.probability:.3g}",
             "words": "" if hit.words_rank is None else f"#{hit.words_rank}",
             "more": of_hit,

@@ -211,7 +211,8 @@ def _budget(folder: Path, vision: VisionTower, *, is_complete: bool) -> dict[str
 def read_conversation(folder: Path, pair: tuple[str, str] | None = None) -> Conversation:
     """Read the conversation around an item from tokeniser and chat template.
 
-    `pair` is that of a re-ranker: the system's message, and what the user's begins with in front of the item. Raises a ModelError if there is none, or it isn't the same around a text and a picture.
+    `pair` is that of a re-ranker: the system's message, and what the user's begins with in front of the item. Raises a
+    ModelError if there is none, or it isn't the same around a text and a picture.
     """
     tree = read_json(folder / CONFIG_FILE, "give the folder of a model that transformers saved")
     tokenizer = load_fast_tokenizer(folder)

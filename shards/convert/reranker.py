@@ -40,7 +40,9 @@ def import_reranker(src: str | Path, out: str | Path, *, name: str | None = None
     vocabulary = load_fast_tokenizer(folder).get_vocab()
     answers = [vocabulary.get(word) for word in ("yes", "no")]
     if None in answers:
-        raise ModelError(f"{folder}: its tokeniser has no token for yes or no; give a re-ranker of Qwen3-VL-Reranker's form")
+        raise ModelError(
+            f"{folder}: its tokeniser has no token for yes or no; give a re-ranker of Qwen3-VL-Reranker's form"
+        )
 
     def heads(files: Mapping[str, Path], width: int, num_tokens: int) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
@@ -51,7 +53,7 @@ def import_reranker(src: str | Path, out: str | Path, *, name: str | None = None
         rows = read_tensor(files, table, (num_tokens, width))[answers].float()
         weight = torch.stack([rows[0] - rows[1], torch.zeros(width)])
         for side in ("vision", "text"):
-            yield f"{side}_head.projection.weight", weight
+            yield f"{side}_head.projection.weight", weight.clone()
             yield f"{side}_head.projection.bias", torch.tensor([0.0, 1.0])
 
     return convert_one_tower(folder, Path(out), name or Path(src).name, pair=(RULE, FRONT), heads=heads)
