@@ -39,6 +39,11 @@ class PreprocessConfig(ModelSection):
     max_caption_tokens: int = Field(64, ge=2, description="longer captions are cut; counts [CLS] and [SEP]")
     caption_prompt: str = Field("", description="text that captions are put behind")
     query_prompt: str = Field("", description="text that queries are put behind")
+    joins_captions: bool = Field(
+        False,
+        description="a picture's vector is of the picture with its caption, if it has one; for a model whose pictures "
+        "pass through the layers of its texts",
+    )
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:

@@ -31,6 +31,9 @@ def model_import(
     text: Annotated[str | None, typer.Option(help="Text tower's folder that joins a timm checkpoint.")] = None,
     albert: Annotated[str | None, typer.Option(hidden=True)] = None,
     embedding_dim: Annotated[int, typer.Option(help="Width of the shared space, for fresh projections.")] = 256,
+    join_captions: Annotated[
+        bool, typer.Option("--join-captions", help="Embed a picture with its caption, as one item.")
+    ] = False,
     config_only: Annotated[bool, typer.Option("--config-only", help="Read no weights: enough to plan with.")] = False,
 ) -> Result:
     """Turn a checkpoint into a model folder."""
@@ -43,6 +46,10 @@ def model_import(
     if text is not None and albert is not None:
         raise ConfigError("--albert is the old name of --text; give --text alone")
     joined = text if text is not None else albert
+    if join_captions and (joined is not None or config_only):
+        raise ConfigError(
+            "--join-captions is for a whole checkpoint whose pictures pass through the layers of its texts"
+        )
     if config_only:
         if joined is not None:
             raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
@@ -50,13 +57,15 @@ def model_import(
         planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
         return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
     if joined is None:
-        model = import_checkpoint(_checkpoint(source), out, name=model_name(source))
+        model = import_checkpoint(_checkpoint(source), out, name=model_name(source), join_captions=join_captions)
     else:
         model = import_timm_and_text(_checkpoint(source), _checkpoint(joined), out, embedding_dim)
     shown: list[RenderableType] = [f"model folder: {out}"]
     if albert is not None:
         shown.append("--albert is called --text now; the old name goes with the next release")
     shown += _import_notes(model, out, is_joined=joined is not None)
+    if model.preprocess.joins_captions:
+        shown.append("a picture's vector is of the picture and its caption; a query is still a picture or a text")
     shown += read_import_record(out).get("decisions", [])
     return Result({"out": out, "trained": model.trained}, shown)
 

@@ -264,6 +264,7 @@ def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_
         animations=rows.decode.animations,
         colour=rows.decode.settled_colour,
         medium_columns=rows.metadata.columns,
+        num_end_tokens=model.config.num_end_tokens,
     )
 
 

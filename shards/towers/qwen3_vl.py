@@ -38,6 +38,7 @@ from shards.towers.tower_kinds import TextTower, VisionTower
 if TYPE_CHECKING:
     import torch
 
+    from shards.activations import TowerState
     from shards.picture_layout import PictureTokens
 
 CHANNELS = 3
@@ -247,6 +248,11 @@ class Qwen3VlTower(VisionTower):
         """Copy the tower with fewer decoder layers; at least one of them stays."""
         decoder = self.decoder.at_depth(max(1, num_layers - self.first_decoder_layer))
         return self.model_copy(update={"decoder": decoder})
+
+    @property
+    def num_end_tokens(self) -> int:
+        """Number of tokens that end the conversation."""
+        return len(self.ids_after)
 
     def shared_layers(self, layers: LayerRange) -> LayerRange:
         """Return the decoder's layers among a range of layers."""
@@ -461,9 +467,12 @@ class Qwen3VlTower(VisionTower):
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> PictureTokens:
         """Lay out images for all layers."""
+        return self._layout(lengths, grids, None)
+
+    def _layout(self, lengths: torch.Tensor, grids: torch.Tensor | None, text: TowerState | None) -> PictureTokens:
         from shards.activations import TowerState
 
-        return self.arrange(TowerState(lengths, lengths, grids), LayerRange(0, self.num_layers))
+        return self.arrange(TowerState(lengths, lengths, grids, text), LayerRange(0, self.num_layers))
 
     def arrange(self, rows: Rows, layers: LayerRange) -> PictureTokens:
         """Lay out images, with their texts, for a range of layers; raises a ModelError if grids don't match."""
@@ -602,12 +611,17 @@ class Qwen3VlTower(VisionTower):
         return last
 
     def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+        self,
+        module: Any,
+        values: torch.Tensor,
+        lengths: torch.Tensor,
+        grids: torch.Tensor | None = None,
+        text: TowerState | None = None,
     ) -> torch.Tensor:
-        """Compute pooled features by transformers' own forward function of the whole model."""
+        """Compute pooled features by transformers' own forward function; `text` has token ids for each row."""
         import torch
 
-        layout = self.layout(lengths, grids).move_to(lambda each: each.to(values.device))
+        layout = self._layout(lengths, grids, text).move_to(lambda each: each.to(values.device))
         kinds = torch.zeros(layout.tokens.shape, dtype=torch.int32, device=values.device)
         kinds.view(-1)[layout.picture] = 1
         used = set(layout.ids.flatten().tolist())

@@ -12,6 +12,8 @@ from PIL import Image
 from transformers import Qwen3VLModel, Qwen3VLProcessor
 
 import embedder
+from embedder.ingest.embed import refresh
+from embedder.verification.verify import verify
 from shards.convert import import_checkpoint
 
 SIZES = [(40, 30), (64, 64), (120, 20), (9, 80), (200, 150), (33, 48), (1, 1), (90, 90)]
@@ -35,6 +37,9 @@ def library(checkpoint):
     """transformers' own vectors of texts and of files of images."""
     theirs, processor = Qwen3VLModel.from_pretrained(checkpoint).eval(), Qwen3VLProcessor.from_pretrained(checkpoint)
 
+    def open_image(content):
+        return Image.open(io.BytesIO(content)).convert("RGB")
+
     @torch.no_grad()
     def embed(content, image=None):
         system = {"role": "system", "content": [{"type": "text", "text": INSTRUCTION}]}
@@ -43,10 +48,11 @@ def library(checkpoint):
         inputs = processor(text=[form], images=None if image is None else [image], return_tensors="pt")
         return torch.nn.functional.normalize(theirs(**inputs).last_hidden_state[0, -1], dim=-1).numpy()
 
-    def of(item):
+    def of(item, caption=None):
         if isinstance(item, str):
             return embed([{"type": "text", "text": item}])
-        return embed([{"type": "image", "image": ""}], Image.open(io.BytesIO(item)).convert("RGB"))
+        text = [] if caption is None else [{"type": "text", "text": caption}]
+        return embed([{"type": "image", "image": ""}, *text], open_image(item))
 
     return of
 
@@ -61,7 +67,7 @@ def fill(folder, num):
     return folder
 
 
-def check_run(config, source, library):
+def check_run(config, source, library, joins_captions=False):
     """Check a run's vectors and neighbours against the library's."""
     report, rows = embedded(config)
     assert report.num_rejected == 0
@@ -70,7 +76,7 @@ def check_run(config, source, library):
     images, ids = [], []
     for (item_id, _), row in rows.items():
         path = next(each for name, each in files.items() if item_id.endswith(name))
-        expected = library(path.read_bytes())
+        expected = library(path.read_bytes(), row["caption"] if joins_captions else None)
         assert np.abs(np.array(row["image_embedding"]) - expected).max() < 1e-5
         if row["caption"] is not None:
             assert np.abs(np.array(row["text_embedding"]) - library(row["caption"])).max() < 1e-5
@@ -89,6 +95,44 @@ def check_run(config, source, library):
 def test_a_run_in_one_process_finds_transformers_own_neighbours(make_run, model, library, tmp_path):
     source = fill(tmp_path / "in", 12)
     check_run(make_run(source, model=model, num_stages=3, rows_per_part=8), source, library)
+
+
+@pytest.fixture(scope="module")
+def joined(checkpoint, tmp_path_factory):
+    out = tmp_path_factory.mktemp("joined") / "model"
+    import_checkpoint(checkpoint, out, join_captions=True)
+    return str(out)
+
+
+def test_a_picture_is_embedded_with_its_caption_as_one_item(make_run, model, joined, library, tmp_path):
+    source = fill(tmp_path / "in", 12)
+    run = make_run(source, model=joined, num_stages=3, rows_per_part=8)
+    check_run(run, source, library, joins_captions=True)
+    stages = {each.side: each.passed for each in verify(run).comparisons}
+    assert stages == {"image": True, "text": True}
+    (source / "000.txt").write_text("another caption")
+    before = vector_of(run, "000.png")
+    refresh(run)
+    after = vector_of(run, "000.png")
+    assert np.abs(after - library((source / "000.png").read_bytes(), "another caption")).max() < 1e-5
+    assert np.abs(after - before).max() > 1e-3
+    (source / "000.txt").unlink()
+    refresh(run)
+    assert np.abs(vector_of(run, "000.png") - library((source / "000.png").read_bytes())).max() < 1e-5
+    refresh(run.model_copy(update={"model": model}))
+    assert np.abs(vector_of(run, "002.png") - library((source / "002.png").read_bytes())).max() < 1e-5
+
+
+def vector_of(config, item_id):
+    rows = embedder.open_store(config.store).to_arrow().to_pylist()
+    return next(np.array(row["image_embedding"]) for row in rows if row["item_id"].endswith(item_id))
+
+
+@pytest.mark.slow
+def test_three_stages_on_ray_embed_pictures_with_their_captions(make_run, joined, library, tmp_path, ray_cluster):
+    source = fill(tmp_path / "in", 40)
+    run = make_run(source, model=joined, num_stages=3, rows_per_part=16, engine="ray")
+    check_run(run, source, library, joins_captions=True)
 
 
 @pytest.mark.slow

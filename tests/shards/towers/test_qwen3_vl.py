@@ -2,14 +2,16 @@
 
 import json
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from picture_decoders import INSTRUCTION, QUERY_INSTRUCTION, save_checkpoint
 from PIL import Image
+from tiny_models import tiny_config
 from tower_checks import check_every_cut, check_every_part_matters, check_refused, vectors
-from transformers import AutoProcessor, Qwen3VLModel, Qwen3VLProcessor
+from transformers import AutoProcessor, BertConfig, BertModel, Qwen3VLModel, Qwen3VLProcessor
 
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
@@ -22,6 +24,7 @@ from shards.convert import import_checkpoint
 from shards.convert.one_tower import read_conversation, read_one_tower_config
 from shards.costs import BYTES_PER_VALUE, cut_bytes, weight_bytes
 from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.onnx_export import export_towers
 from shards.ranges import LayerRange
 from shards.shard import load_shard
@@ -216,6 +219,18 @@ def test_queries_have_the_instruction_of_sentence_transformers_prompts(checkpoin
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
     (tmp_path / "other").mkdir()
     check_refused(import_checkpoint, folder, tmp_path / "other" / "out", "only the last token's vector")
+
+
+def test_towers_that_are_apart_join_no_captions(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    BertModel(BertConfig(hidden_size=8, num_attention_heads=2, intermediate_size=8)).save_pretrained(folder)
+    check_refused(partial(import_checkpoint, join_captions=True), folder, tmp_path / "out", "towers are apart")
+    tree = json.loads(tiny_config().to_json())
+    tree["preprocess"]["joins_captions"] = True
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    with pytest.raises(ModelError, match="joins_captions is true"):
+        load_model_config(tmp_path)
 
 
 def test_what_is_fetched_of_a_hub_is_enough(checkpoint, tmp_path):
