@@ -77,6 +77,10 @@ class ModelConfig(ModelSection):
             raise ValueError(
                 "vision.decoder is not the text tower, whose layers its images pass through; make them equal"
             )
+        if decoder is None and self.preprocess.joins_captions:
+            raise ValueError(
+                "preprocess.joins_captions is true, and no layer of the model sees a picture and a text; write false"
+            )
         for side, tower in self.towers.items():
             if self.projections[side] == "none" and tower.pooled_dim != self.embedding_dim:
                 raise ValueError(
@@ -105,6 +109,11 @@ class ModelConfig(ModelSection):
     def is_one_tower(self) -> bool:
         """Whether images pass through the layers of the text tower, too; both sides are then cut at the same layers."""
         return self.vision is not None and self.vision.shared_decoder is not None
+
+    @property
+    def num_end_tokens(self) -> int | None:
+        """Number of tokens behind each caption, if pictures are embedded with theirs; else None."""
+        return self.vision.num_end_tokens if self.vision is not None and self.preprocess.joins_captions else None
 
     def shared_layers(self, vision: LayerRange) -> LayerRange:
         """Return the layers of the text tower among a range of the vision tower's; empty for two towers."""

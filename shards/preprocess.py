@@ -48,6 +48,11 @@ class PreprocessConfig(ModelSection):
         "",
         description=f"both prompts with {INSTRUCTION_PLACE} in the place of the instruction; empty: the prompts tell",
     )
+    joins_captions: bool = Field(
+        False,
+        description="a picture's vector is of the picture with its caption, if it has one; for a model whose pictures "
+        "pass through the layers of its texts",
+    )
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:

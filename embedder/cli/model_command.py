@@ -34,6 +34,9 @@ def model_import(
     reranker: Annotated[
         bool, typer.Option("--reranker", help="A re-ranker of Qwen3-VL-Reranker's form, for `search --reranker`.")
     ] = False,
+    join_captions: Annotated[
+        bool, typer.Option("--join-captions", help="Embed a picture with its caption, as one item.")
+    ] = False,
     config_only: Annotated[bool, typer.Option("--config-only", help="Read no weights: enough to plan with.")] = False,
 ) -> Result:
     """Turn a checkpoint into a model folder."""
@@ -46,8 +49,14 @@ def model_import(
     if text is not None and albert is not None:
         raise ConfigError("--albert is the old name of --text; give --text alone")
     joined = text if text is not None else albert
-    if reranker and (config_only or joined is not None):
-        raise ConfigError("--reranker imports one whole checkpoint; leave out --config-only and --text")
+    if reranker and (config_only or joined is not None or join_captions):
+        raise ConfigError(
+            "--reranker imports one whole checkpoint; leave out --config-only, --text and --join-captions"
+        )
+    if join_captions and (joined is not None or config_only):
+        raise ConfigError(
+            "--join-captions is for a whole checkpoint whose pictures pass through the layers of its texts"
+        )
     if config_only:
         if joined is not None:
             raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
@@ -58,13 +67,15 @@ def model_import(
         model = import_reranker(_checkpoint(source), out, name=model_name(source))
         return Result({"out": out, "trained": model.trained}, [f"re-ranker: {out}"])
     if joined is None:
-        model = import_checkpoint(_checkpoint(source), out, name=model_name(source))
+        model = import_checkpoint(_checkpoint(source), out, name=model_name(source), join_captions=join_captions)
     else:
         model = import_timm_and_text(_checkpoint(source), _checkpoint(joined), out, embedding_dim)
     shown: list[RenderableType] = [f"model folder: {out}"]
     if albert is not None:
         shown.append("--albert is called --text now; the old name goes with the next release")
     shown += _import_notes(model, out, is_joined=joined is not None)
+    if model.preprocess.joins_captions:
+        shown.append("a picture's vector is of the picture and its caption; a query is still a picture or a text")
     shown += read_import_record(out).get("decisions", [])
     return Result({"out": out, "trained": model.trained}, shown)
 

@@ -266,6 +266,7 @@ def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_
         medium_columns=rows.metadata.columns,
         caption_places=rows.captions.places,
         caption_languages=rows.captions.languages,
+        num_end_tokens=model.config.num_end_tokens,
     )
 
 

@@ -97,6 +97,11 @@ class TowersServable(Servable):
     def input_columns(self) -> Mapping[str, InputColumn]:
         """Return pixels and token ids as the towers take them; a row needs at least one of the two."""
         config, inputs = self._config, dict[str, InputColumn]()
+        if config.preprocess.joins_captions and "image" in self._sides():
+            raise ServableError(
+                f"{self.where()}: {self.uri} embeds a picture with its caption, which only the store's main model can; "
+                "import it again without --join-captions, or make it the main one"
+            )
         for side in self._sides():
             if side == "image":
                 rule = ResizeSpec.of(config.preprocess, config.required_vision)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from embedder.batch_schema import (
     CARRIED,
     IMAGE_GRID,
+    IMAGE_TEXT,
     ITEM_NUMBER,
     NEEDED,
     OTHER_FILE,
@@ -348,6 +349,8 @@ def assemble(carried: pa.Table, rows: list[tuple[int, Values]], spec: DecodeSpec
     carried = carried.append_column("caption", pa.array([row.get("caption") for row in values], pa.string()))
     for column in spec.columns:
         cells = [row.get(column.name) for row in values]
+        if column == IMAGE_TEXT:  # a clip's frames and a caption alone have none
+            cells = [each if row.get("modality") == "pair" else None for each, row in zip(cells, values, strict=True)]
         array = pack(cells) if column.type == TENSOR else pa.array(cells, column.type)
         carried = carried.append_column(column, array)
     return carried

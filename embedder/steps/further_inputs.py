@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.batch_schema import IMAGE_GRID, NEEDED, REASON, TENSOR, VECTOR, model_column
+from embedder.batch_schema import BESIDE_IMAGES, IMAGE_GRID, NEEDED, REASON, TENSOR, VECTOR, model_column
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
 from embedder.steps.caption_encoder import CaptionEncoder, note_cut
@@ -139,7 +139,7 @@ def for_main(rows: pa.Table) -> pa.Table:
     """Return rows for the main model's stages: without inputs where a row is not for it."""
     if (mask := is_needed(rows, "")) is None:
         return rows
-    for name in (*MAIN_INPUTS, IMAGE_GRID.name):
+    for name in (*MAIN_INPUTS, *BESIDE_IMAGES):
         if name in rows.schema.names:
             index = rows.schema.get_field_index(name)
             column = pc.if_else(mask, rows[name], pa.scalar(None, rows[name].type))
@@ -157,4 +157,4 @@ def without_vectors(rows: pa.Table) -> pa.Table:
     """Return rows as the last stage would, but without any vector of the main model."""
     for name, output in MAIN_INPUTS.items():
         rows = rows.drop_columns([name]).append_column(output, pa.nulls(rows.num_rows, VECTOR))
-    return rows.drop_columns([IMAGE_GRID.name]) if IMAGE_GRID.name in rows.schema.names else rows
+    return rows.drop_columns([name for name in BESIDE_IMAGES if name in rows.schema.names])

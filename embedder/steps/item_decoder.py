@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from embedder.batch_schema import DECODED, IMAGE_GRID, NEEDED, model_column
+from embedder.batch_schema import DECODED, IMAGE_GRID, IMAGE_TEXT, NEEDED, model_column
 from embedder.config import WebConfig
 from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import STILL_IMAGE, TRUNCATED_IMAGE, DecodeError
@@ -46,7 +46,8 @@ class DecodeSpec:
     limits what is fetched from web addresses. `animations` says whether animated images are `clip`s, `colour` how pixel
     values are read. `models` are the names of the run's models, `further` is what further ones take. `steps` are the
     user's own. `medium_columns` are filled from what files say of themselves. `caption_places` are those of
-    `[captions] from`, `caption_languages` what is wanted of XMP's alternatives.
+    `[captions] from`, `caption_languages` what is wanted of XMP's alternatives. `num_end_tokens` is set for a model
+    that embeds a picture with its caption: the tokens that the tokeniser puts behind a caption.
     """
 
     resize: ResizeSpec | None
@@ -67,6 +68,7 @@ class DecodeSpec:
     medium_columns: tuple[str, ...] = ()
     caption_places: tuple[str, ...] = SIDECAR_ALONE
     caption_languages: tuple[str, ...] = ()
+    num_end_tokens: int | None = None
 
     @property
     def has_several_models(self) -> bool:
@@ -78,6 +80,7 @@ class DecodeSpec:
         """Return the columns that decoding adds to a listing, without the trace."""
         has_grids = self.resize is not None and self.resize.mode == "patches"
         own = [column for column in DECODED if column.name != "trace"] + ([IMAGE_GRID] if has_grids else [])
+        own += [IMAGE_TEXT] if self.num_end_tokens is not None else []
         own += [pa.field(model_column(NEEDED, name), pa.bool_()) for name in self.models if self.has_several_models]
         names = {column.name for column in own}
         own += [field for each in self.further for field in each.fields if field.name not in names]
@@ -159,11 +162,18 @@ class ItemDecoder:
             if spec.tokenizer_json is not None
             else None
         )
+        self._joined = (
+            CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens, spec.caption_end_id)
+            if spec.tokenizer_json is not None and spec.num_end_tokens is not None
+            else None
+        )
         self._inputs = FurtherInputs((*spec.image_inputs, *spec.step_inputs))
         self._beside: list[SandboxedDecoder] = []  # a video is decoded by all rules in parallel
 
         captions = [each for each in spec.further if each.make in ("text", "token_ids")]
-        self.caption_columns = frozenset({"token_ids"} if self.captions is not None else ()) | _columns_of(captions)
+        own = {"token_ids"} if self.captions is not None else set()
+        own |= {IMAGE_TEXT.name} if self._joined is not None else set()
+        self.caption_columns = own | _columns_of(captions)
         self.image_columns = _columns_of(each for each in spec.image_inputs if each.is_image)
         self._of_steps: SandboxedDecoder | None = None  # separate, as the main one may be in the middle of a video
 
@@ -299,6 +309,9 @@ class ItemDecoder:
         if self.captions is not None and "" in models:
             values["token_ids"], num_read = self.captions.read(caption)
             note_cut(values, caption, num_read)
+            if self._joined is not None:
+                ids = self._joined.encode(caption)
+                values[IMAGE_TEXT.name] = ids[: len(ids) - (self.spec.num_end_tokens or 0)]
         return values
 
 

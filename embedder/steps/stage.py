@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from embedder.batch_schema import IMAGE_GRID, TENSOR, VECTOR
+from embedder.batch_schema import BESIDE_IMAGES, IMAGE_GRID, IMAGE_TEXT, TENSOR, VECTOR
 from embedder.compat.malloc import keep_freed_memory
 from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
@@ -81,7 +81,7 @@ class TowerStage(Stage):
         if table.num_rows == 0:
             return table
         read = [self._input_column(table, tower) for tower in INPUTS if self._output_kind(tower)]
-        read += [IMAGE_GRID.name] if self._output_kind("vision") and self._has_grids(table) else []
+        read += _beside_images(table) if self._output_kind("vision") else []
         batches = self._batches(table.select([*read, "trace"]))
         encoded = pa.concat_tables([part for batch in batches for part in self._oom_backoff(batch)])
         block = self._without_missing(table.drop_columns([*read, "trace"])).combine_chunks()
@@ -121,8 +121,8 @@ class TowerStage(Stage):
                 if output is not None:
                     table = table.drop_columns([columns[tower]]).append_column(*output)
                     measurement.bytes_out += output[1].nbytes
-            if self._output_kind("vision") == "embedding" and self._has_grids(batch):
-                table = table.drop_columns([IMAGE_GRID.name])
+            if self._output_kind("vision") == "embedding":
+                table = table.drop_columns(_beside_images(batch))
         if times is not None:  # calls overlap: only the computing time belongs to this call alone
             measurement.started_s += measurement.wall_s - times.computed_s
             measurement.wall_s = times.computed_s
@@ -168,11 +168,16 @@ class TowerStage(Stage):
             # The buffer is read-only shared memory, and nothing here writes to it.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             values = torch.from_numpy(flat).view(dtype).reshape(-1, *shape)
-        grids = self._grids(batch) if tower == "vision" and self._has_grids(batch) else None
-        return TowerState(values, torch.from_numpy(sizes_bytes // item_bytes), grids)
+        beside = _beside_images(batch) if tower == "vision" else []
+        grids = self._grids(batch) if IMAGE_GRID.name in beside else None
+        text = self._image_text(batch) if IMAGE_TEXT.name in beside else None
+        return TowerState(values, torch.from_numpy(sizes_bytes // item_bytes), grids, text)
 
-    def _has_grids(self, batch: pa.RecordBatch | pa.Table) -> bool:
-        return IMAGE_GRID.name in batch.schema.names
+    def _image_text(self, batch: pa.RecordBatch) -> TowerState:
+        """Return the token ids of the text that each picture is embedded with."""
+        flat, sizes_bytes = unpack(batch.column(IMAGE_TEXT.name))
+        ids = flat.view(np.int32)
+        return TowerState(torch.from_numpy(ids.copy()), torch.from_numpy(sizes_bytes // ids.itemsize))
 
     def _grids(self, batch: pa.RecordBatch) -> torch.Tensor:
         """Return frames, patch rows and patch columns of each row, int32 (B, 3); zeros for a row without an image."""
@@ -202,6 +207,11 @@ class TowerStage(Stage):
         flat = state.values.cpu().contiguous().view(torch.uint8).numpy()
         item_bytes = state.values.element_size() * int(np.prod(state.values.shape[1:]))
         return ACTIVATIONS[tower], pack_flat(flat, lengths * item_bytes)
+
+
+def _beside_images(batch: pa.RecordBatch | pa.Table) -> list[str]:
+    """List the columns of a batch that accompany its images."""
+    return [name for name in BESIDE_IMAGES if name in batch.schema.names]
 
 
 def bytes_at_once(tower: Tower) -> int:

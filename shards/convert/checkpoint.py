@@ -35,14 +35,26 @@ class Importer:
     convert: Callable[..., ModelConfig]
     read_config: Callable[[Path, str], ModelConfig]
     library: Library = "transformers"
+    has_one_tower: bool = False
+
+    def check_joined(self, folder: Path) -> None:
+        """Raise a ModelError if no layer sees a picture and its caption."""
+        if not self.has_one_tower:
+            raise ModelError(
+                f"{folder}: --join-captions embeds a picture and its caption as one item, and this model's towers are "
+                f"apart; leave it out, or import one of model_type {', '.join(sorted(ONE_TOWERS))}"
+            )
 
 
-def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+def import_checkpoint(
+    src: str | Path, out: str | Path, *, name: str | None = None, join_captions: bool = False
+) -> ModelConfig:
     """Convert a checkpoint into a model folder.
 
     Supported are two-tower models and single towers of transformers, models of open_clip, and vision towers of timm.
-    `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if the folder
-    is a file or none of these, contradicts its configuration, or has something that can't be mapped.
+    `out` must be missing or empty; `name` defaults to the name of the folder `src`. With `join_captions`, a picture
+    that has a caption is embedded with it, as one item. Raises a ModelError if the folder is a file or none of these,
+    contradicts its configuration, has something that can't be mapped, or can't join captions.
     """
     folder, sentence = find_modules(find_checkpoint(src))
     importer = _importer(folder)
@@ -51,12 +63,16 @@ def import_checkpoint(src: str | Path, out: str | Path, *, name: str | None = No
             f"{sentence.root}: sentence-transformers' modules stand around a checkpoint of {importer.library}, which "
             "it can't load; give the folder of the checkpoint alone"
         )
+    if join_captions:
+        importer.check_joined(folder)
     config = importer.convert(folder, out, name=name or Path(src).name)
     declared = _declared_dimensions(config, folder, sentence)
     write_record(Path(out), describe_import(folder, importer.library, config, sentence))
     # A library saves the random weights of a new model like any others.
     if config.trained and (fresh_towers(out) or _has_first_temperature(folder, Path(out))):
         declared["trained"] = False
+    if join_captions:
+        declared["preprocess"] = config.preprocess.model_copy(update={"joins_captions": True})
     if declared:
         config = config.model_copy(update=declared)
         (Path(out) / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
@@ -142,7 +158,7 @@ def _importer(folder: Path) -> Importer:
     if model_type in ONE_TOWERS:
         from shards.convert.one_tower import import_one_tower, read_one_tower_config
 
-        return Importer(import_one_tower, read_one_tower_config)
+        return Importer(import_one_tower, read_one_tower_config, has_one_tower=True)
     if model_type in CLASSES:
         return Importer(import_transformers, read_transformers_config)
     if model_type in IMPORTS:

@@ -331,11 +331,10 @@ def _tensors(files: Mapping[str, Path], config: ModelConfig, folder: Path) -> It
     """Yield the model's tensors in order."""
     tree = read_json(folder / CONFIG_FILE, "")
     found, shapes = _importer(tree), model_shapes(config)
-    prefix = "model." if any(name.startswith("model.") for name in files) else ""
-    theirs = {}
+    prefixes, theirs = found.prefixes_in(files), {}
     for name in shapes:
         side, _, inner = name.partition(".")
-        theirs[name] = f"{prefix}{found.prefixes[side]}{inner}"
+        theirs[name] = prefixes[side] + inner
     check_all_used(files, set(theirs.values()), found.ignored, {"vision": str(tree.get("model_type"))})
     for name, shape in shapes.items():
         yield name, joined_tensor(files, (theirs[name],), shape)

@@ -11,7 +11,7 @@ width of the tower.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
@@ -111,12 +111,21 @@ class OneTowerImport:
             ModelError for what can't be built.
         prefixes: by side, what begins the checkpoint's names of a tower's tensors, behind `model.` if there is that.
         ignored: name prefixes of tensors that an encoder doesn't need.
+        older: as `prefixes`, but of whole names, for checkpoints of older releases; empty if there is no other form.
     """
 
     config_class: str
     read: Callable[[Any, Path], Any]
     prefixes: Mapping[str, str]
     ignored: tuple[str, ...] = ()
+    older: Mapping[str, str] = field(default_factory=dict)
+
+    def prefixes_in(self, names: Collection[str]) -> dict[str, str]:
+        """Return by side what begins the names of a tower's tensors in a checkpoint with these names."""
+        outer = "model." if any(name.startswith("model.") for name in names) else ""
+        whole = {side: outer + prefix for side, prefix in self.prefixes.items()}
+        is_older = self.older and not any(name.startswith(whole["text"]) for name in names)
+        return dict(self.older) if is_older else whole
 
 
 @dataclass(frozen=True)

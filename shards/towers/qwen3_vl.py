@@ -11,9 +11,10 @@ methods follow; the pooling is that of Qwen3-VL-Embedding's own script.
 
 from __future__ import annotations
 
+from importlib import import_module
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -38,6 +39,7 @@ from shards.towers.tower_kinds import TextTower, VisionTower
 if TYPE_CHECKING:
     import torch
 
+    from shards.activations import TowerState
     from shards.picture_layout import PictureTokens
 
 CHANNELS = 3
@@ -179,6 +181,8 @@ class Qwen3VlTower(VisionTower):
     """Vision blocks, merger and decoder; a picture's vector is the last token's of a conversation that holds it."""
 
     label = "Qwen3-VL"
+    library: ClassVar[tuple[str, str, str]] = ("qwen3_vl", "Qwen3VL", "Qwen3VLVisionModel")
+    """transformers' package, what its classes begin with, and the class of the vision blocks."""
     layer_prefix = "blocks."
     depth_field = "depth"
     lookup_prefixes = ("pos_embed.",)
@@ -247,6 +251,11 @@ class Qwen3VlTower(VisionTower):
         """Copy the tower with fewer decoder layers; at least one of them stays."""
         decoder = self.decoder.at_depth(max(1, num_layers - self.first_decoder_layer))
         return self.model_copy(update={"decoder": decoder})
+
+    @property
+    def num_end_tokens(self) -> int:
+        """Number of tokens that end the conversation."""
+        return len(self.ids_after)
 
     def shared_layers(self, layers: LayerRange) -> LayerRange:
         """Return the decoder's layers among a range of layers."""
@@ -382,11 +391,17 @@ class Qwen3VlTower(VisionTower):
 
     def _layer_flops(self) -> list[float]:
         """Count the operations of each layer for one image."""
-        patches, squares = self.max_patches, self.max_patches // self.spatial_merge_size**2
+        squares = self.max_patches // self.spatial_merge_size**2
         merger = 2 * squares * self.square_width * (self.square_width + self.dim)
-        block = attention_flops(patches, self.hidden_size, self.intermediate_size)
-        blocks = [block + merger * (layer in self.deepstack_visual_indexes) for layer in range(self.depth)]
+        blocks = [
+            self._block_flops(layer) + merger * (layer in self.deepstack_visual_indexes) for layer in range(self.depth)
+        ]
         return [*blocks, merger, *[self.decoder.flops(self.decoder_tokens).layer] * self.decoder.num_layers]
+
+    def _block_flops(self, layer: int) -> float:
+        """Count the operations of a vision block."""
+        del layer
+        return attention_flops(self.max_patches, self.hidden_size, self.intermediate_size)
 
     @property
     def layer_shares(self) -> tuple[float, ...]:
@@ -423,11 +438,14 @@ class Qwen3VlTower(VisionTower):
 
         with deferred_compiler():
             from transformers.initialization import no_init_weights
-            from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
-            from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
+            vision_class = getattr(self._library_module(), self.library[2])
         with no_init_weights():
-            return Qwen3VLVisionModel(Qwen3VLVisionConfig(**self._settings(), attn_implementation="sdpa"))
+            return vision_class(vision_class.config_class(**self._settings(), attn_implementation="sdpa"))
+
+    def _library_module(self) -> Any:
+        package = self.library[0]
+        return import_module(f"transformers.models.{package}.modeling_{package}")
 
     def join(self, module: Any, decoder: Any) -> None:
         """Let the module use the text tower's, without its weights becoming this module's own."""
@@ -461,9 +479,12 @@ class Qwen3VlTower(VisionTower):
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> PictureTokens:
         """Lay out images for all layers."""
+        return self._layout(lengths, grids, None)
+
+    def _layout(self, lengths: torch.Tensor, grids: torch.Tensor | None, text: TowerState | None) -> PictureTokens:
         from shards.activations import TowerState
 
-        return self.arrange(TowerState(lengths, lengths, grids), LayerRange(0, self.num_layers))
+        return self.arrange(TowerState(lengths, lengths, grids, text), LayerRange(0, self.num_layers))
 
     def arrange(self, rows: Rows, layers: LayerRange) -> PictureTokens:
         """Lay out images, with their texts, for a range of layers; raises a ModelError if grids don't match."""
@@ -530,17 +551,16 @@ class Qwen3VlTower(VisionTower):
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run layers in order, from the packed values in front of the first to those behind the last."""
         x, inputs = self._unpack(x_FLD, layers.start, layout)
-        if layers.start < self.depth:
-            x, inputs = self._run_blocks(module, layers, x, inputs, layout)
-        if layers.start <= self.depth < layers.stop:
-            x = module.merger(x)
+        if layers.start <= self.depth:
+            x, inputs = self._run_vision(module, layers, x, inputs, layout)
         if layers.stop > self.first_decoder_layer:
             x, inputs = self._run_decoder(module.decoder, self.shared_layers(layers), x, inputs, layout)
         return self._pack(x, inputs, layers.stop, layout)
 
-    def _run_blocks(
+    def _run_vision(
         self, module: Any, layers: LayerRange, x_NV: torch.Tensor, inputs: list[torch.Tensor], layout: Any
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run vision blocks and merger; (N, V) to (N, V), or behind the merger to (M, D)."""
         from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
         places = get_vision_position_ids(layout.grids, self.spatial_merge_size).to(x_NV.device)
@@ -551,7 +571,7 @@ class Qwen3VlTower(VisionTower):
             if layer in self.deepstack_visual_indexes:
                 merge = module.deepstack_merger_list[self.deepstack_visual_indexes.index(layer)]
                 inputs = [*inputs, merge(x_NV)]
-        return x_NV, inputs
+        return module.merger(x_NV) if layers.stop > self.depth else x_NV, inputs
 
     def _run_decoder(
         self, decoder: Any, layers: LayerRange, x: torch.Tensor, inputs: list[torch.Tensor], layout: Any
@@ -602,12 +622,17 @@ class Qwen3VlTower(VisionTower):
         return last
 
     def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+        self,
+        module: Any,
+        values: torch.Tensor,
+        lengths: torch.Tensor,
+        grids: torch.Tensor | None = None,
+        text: TowerState | None = None,
     ) -> torch.Tensor:
-        """Compute pooled features by transformers' own forward function of the whole model."""
+        """Compute pooled features by transformers' own forward function; `text` has token ids for each row."""
         import torch
 
-        layout = self.layout(lengths, grids).move_to(lambda each: each.to(values.device))
+        layout = self._layout(lengths, grids, text).move_to(lambda each: each.to(values.device))
         kinds = torch.zeros(layout.tokens.shape, dtype=torch.int32, device=values.device)
         kinds.view(-1)[layout.picture] = 1
         used = set(layout.ids.flatten().tolist())
@@ -630,13 +655,16 @@ class Qwen3VlTower(VisionTower):
         """
         import torch
         from transformers.initialization import no_init_weights
-        from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig
-        from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-        decoder = self.decoder.library_settings()
+        decoder, model_class = (
+            self.decoder.library_settings(),
+            getattr(self._library_module(), f"{self.library[1]}Model"),
+        )
         with torch.device("meta"), no_init_weights():
-            config = Qwen3VLConfig(vision_config=self._settings(), text_config=decoder, image_token_id=picture_id)
-            model = Qwen3VLModel(config)
+            config = model_class.config_class(
+                vision_config=self._settings(), text_config=decoder, image_token_id=picture_id
+            )
+            model = model_class(config)
         model.visual, model.language_model = module, module.decoder
         return model
 

@@ -57,6 +57,11 @@ class VisionTower(Tower):
         """The text tower, if images pass through its layers behind those of this tower; None for two towers."""
         return None
 
+    @property
+    def num_end_tokens(self) -> int:
+        """Number of tokens that the tokeniser puts behind a caption, and that end a picture's conversation as well."""
+        return 0
+
     def shared_layers(self, layers: LayerRange) -> LayerRange:
         """Return the layers of the text tower among a range of layers."""
         del layers

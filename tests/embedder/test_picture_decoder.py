@@ -13,6 +13,8 @@ from transformers import Qwen3VLModel, Qwen3VLProcessor
 
 import embedder
 from embedder.errors import ConfigError
+from embedder.ingest.embed import refresh
+from embedder.verification.verify import verify
 from shards import ModelError
 from shards.convert import import_checkpoint
 
@@ -37,6 +39,9 @@ def library(checkpoint):
     """transformers' own vectors of texts and of files of images."""
     theirs, processor = Qwen3VLModel.from_pretrained(checkpoint).eval(), Qwen3VLProcessor.from_pretrained(checkpoint)
 
+    def open_image(content):
+        return Image.open(io.BytesIO(content)).convert("RGB")
+
     @torch.no_grad()
     def embed(content, image, instruction):
         system = {"role": "system", "content": [{"type": "text", "text": instruction}]}
@@ -45,10 +50,11 @@ def library(checkpoint):
         inputs = processor(text=[form], images=None if image is None else [image], return_tensors="pt")
         return torch.nn.functional.normalize(theirs(**inputs).last_hidden_state[0, -1], dim=-1).numpy()
 
-    def of(item, instruction=INSTRUCTION):
+    def of(item, caption=None, *, instruction=INSTRUCTION):
         if isinstance(item, str):
             return embed([{"type": "text", "text": item}], None, instruction)
-        return embed([{"type": "image", "image": ""}], Image.open(io.BytesIO(item)).convert("RGB"), instruction)
+        text = [] if caption is None else [{"type": "text", "text": caption}]
+        return embed([{"type": "image", "image": ""}, *text], open_image(item), instruction)
 
     return of
 
@@ -63,7 +69,7 @@ def fill(folder, num):
     return folder
 
 
-def check_run(config, source, library):
+def check_run(config, source, library, joins_captions=False):
     """Check a run's vectors and neighbours against the library's."""
     report, rows = embedded(config)
     assert report.num_rejected == 0
@@ -72,7 +78,7 @@ def check_run(config, source, library):
     images, ids = [], []
     for (item_id, _), row in rows.items():
         path = next(each for name, each in files.items() if item_id.endswith(name))
-        expected = library(path.read_bytes())
+        expected = library(path.read_bytes(), row["caption"] if joins_captions else None)
         assert np.abs(np.array(row["image_embedding"]) - expected).max() < 1e-5
         if row["caption"] is not None:
             assert np.abs(np.array(row["text_embedding"]) - library(row["caption"])).max() < 1e-5
@@ -100,7 +106,7 @@ def test_instructions_and_dimensions_are_those_of_the_configuration(make_run, mo
     tables = {"uri": model, "item_instruction": of_items, "dimensions": dim}
 
     def expected(item, instruction):
-        vector = library(item, instruction)[:dim]
+        vector = library(item, instruction=instruction)[:dim]
         return vector / np.linalg.norm(vector)
 
     with pytest.raises(ModelError, match="force_dimensions = true"):
@@ -129,6 +135,44 @@ def test_instructions_and_dimensions_are_those_of_the_configuration(make_run, mo
     assert np.abs(asked.encode_image([image])[0] - expected(image, of_items)).max() < 1e-5
     with pytest.raises(ConfigError, match="it fills the 4,096 tokens"):
         store.search("two cats", instruction="long " * 4000)
+
+
+@pytest.fixture(scope="module")
+def joined(checkpoint, tmp_path_factory):
+    out = tmp_path_factory.mktemp("joined") / "model"
+    import_checkpoint(checkpoint, out, join_captions=True)
+    return str(out)
+
+
+def test_a_picture_is_embedded_with_its_caption_as_one_item(make_run, model, joined, library, tmp_path):
+    source = fill(tmp_path / "in", 12)
+    run = make_run(source, model=joined, num_stages=3, rows_per_part=8)
+    check_run(run, source, library, joins_captions=True)
+    stages = {each.side: each.passed for each in verify(run).comparisons}
+    assert stages == {"image": True, "text": True}
+    (source / "000.txt").write_text("another caption")
+    before = vector_of(run, "000.png")
+    refresh(run)
+    after = vector_of(run, "000.png")
+    assert np.abs(after - library((source / "000.png").read_bytes(), "another caption")).max() < 1e-5
+    assert np.abs(after - before).max() > 1e-3
+    (source / "000.txt").unlink()
+    refresh(run)
+    assert np.abs(vector_of(run, "000.png") - library((source / "000.png").read_bytes())).max() < 1e-5
+    refresh(run.model_copy(update={"model": model}))
+    assert np.abs(vector_of(run, "002.png") - library((source / "002.png").read_bytes())).max() < 1e-5
+
+
+def vector_of(config, item_id):
+    rows = embedder.open_store(config.store).to_arrow().to_pylist()
+    return next(np.array(row["image_embedding"]) for row in rows if row["item_id"].endswith(item_id))
+
+
+@pytest.mark.slow
+def test_three_stages_on_ray_embed_pictures_with_their_captions(make_run, joined, library, tmp_path, ray_cluster):
+    source = fill(tmp_path / "in", 40)
+    run = make_run(source, model=joined, num_stages=3, rows_per_part=16, engine="ray")
+    check_run(run, source, library, joins_captions=True)
 
 
 @pytest.mark.slow

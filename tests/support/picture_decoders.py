@@ -1,18 +1,37 @@
-"""Random small checkpoints of decoders with eyes, saved by transformers with its own processor."""
+"""Random small checkpoints of decoders with eyes, saved by transformers with its own processor, and their inputs."""
 
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tower_checks import randomise
 from transformers import (
+    AutoModel,
+    AutoProcessor,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
+
+from embedder.media.patches import pixel_columns
+from embedder.media.resize import ResizeSpec
+from embedder.media.sandbox import SandboxedDecoder
+from embedder.steps.caption_encoder import CaptionEncoder
+from embedder.steps.item_decoder import DecodeLimits, bmp
+from shards.activations import TowerState
+from shards.model_config import load_model_config
 
 SPECIAL = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
@@ -32,6 +51,11 @@ SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 WIDTH = 32
+SIZES = [(1, 1), (3, 2), (40, 30), (64, 64), (160, 30), (7, 90), (300, 200), (199, 1), (1, 150), (33, 48), (1600, 300)]
+TEXTS = [
+    *("a red car", "two cats on a sofa\n", "\n\nx", "  spaces   inside ", "it's 2026", "<|im_end|> as text", "a"),
+    *("日本語の文", "русский текст", "नमस्ते", "مرحبا", "👩‍👩‍👧 🙂", "e\u0301 and é", "word " * 300),
+]
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -61,17 +85,44 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_processor(**size: int) -> Qwen3VLProcessor:
-    """Make the processor of images of 4 px patches; `size` has shortest_edge and longest_edge, in pixels."""
+def make_processor(family: str = "qwen3_vl", **size: int) -> Qwen3VLProcessor:
+    """Make a family's processor of images of 4 px patches; `size` has shortest_edge and longest_edge, in pixels."""
     settings = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
     settings |= {"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.3, 0.4]}
     images = Qwen2VLImageProcessor(size={"shortest_edge": 256, "longest_edge": 4096} | size, **settings)
-    return Qwen3VLProcessor(images, byte_tokenizer(), Qwen3VLVideoProcessor(), chat_template=CHAT_TEMPLATE)
+    kinds = {"qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor)}
+    kinds |= {"qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor)}
+    kind, videos = kinds.get(family, (Qwen3VLProcessor, Qwen3VLVideoProcessor))
+    return kind(images, byte_tokenizer(), videos(), chat_template=CHAT_TEMPLATE)
+
+
+def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    """Give a configuration's ids of special tokens."""
+    ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(SPECIAL), strict=True))
+    names = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
+    names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
+    return {key: ids[token] for key, token in names.items()}
+
+
+def make_older(family: str, tokenizer: PreTrainedTokenizerFast) -> torch.nn.Module:
+    """Make a small Qwen2-VL or Qwen2.5-VL; windows of the latter are of 4 x 4 patches, 2 x 2 tokens."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    text = {"vocab_size": 400, "hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 4}
+    text |= {"num_key_value_heads": 2, "intermediate_size": 56, "max_position_embeddings": 4096}
+    text |= {"rope_parameters": rope}
+    vision = {"depth": 4, "num_heads": 2, "patch_size": 4}
+    if family == "qwen2_vl":
+        vision |= {"embed_dim": 24, "hidden_size": WIDTH, "mlp_ratio": 3}
+        config = Qwen2VLConfig(vision_config=vision, text_config=text, **special_ids(tokenizer))
+        return Qwen2VLForConditionalGeneration(config)
+    vision |= {"hidden_size": 24, "out_hidden_size": WIDTH, "intermediate_size": 40, "window_size": 16}
+    vision |= {"fullatt_block_indexes": [1, 3]}
+    config = Qwen2_5_VLConfig(vision_config=vision, text_config=text, **special_ids(tokenizer))
+    return Qwen2_5_VLForConditionalGeneration(config)
 
 
 def make_config(tokenizer: PreTrainedTokenizerFast, **text: object) -> Qwen3VLConfig:
     """Make a small configuration in which no two sizes are equal by chance."""
-    ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(SPECIAL), strict=True))
     vision = {"depth": 4, "hidden_size": 24, "num_heads": 2, "intermediate_size": 40, "patch_size": 4}
     vision |= {"out_hidden_size": WIDTH, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 2, 1], "mrope_interleaved": True}
@@ -89,17 +140,71 @@ def make_config(tokenizer: PreTrainedTokenizerFast, **text: object) -> Qwen3VLCo
             "rope_parameters": rope,
         }
         | text,
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        **special_ids(tokenizer),
     )
 
 
-def save_checkpoint(folder: Path, **size: int) -> Path:
+def save_checkpoint(folder: Path, family: str = "qwen3_vl", **size: int) -> Path:
     """Save a random model with its processor, as transformers does."""
-    processor = make_processor(**size)
+    processor = make_processor(family, **size)
     torch.manual_seed(3)
-    randomise(Qwen3VLForConditionalGeneration(make_config(processor.tokenizer))).save_pretrained(folder)
+    is_newest = family == "qwen3_vl"
+    model = (
+        Qwen3VLForConditionalGeneration(make_config(processor.tokenizer))
+        if is_newest
+        else make_older(family, processor.tokenizer)
+    )
+    randomise(model).save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
+
+
+def make_library(checkpoint):
+    """Make a function that gives transformers' vector of a conversation, and the inputs that its processor makes."""
+    theirs, processor = AutoModel.from_pretrained(checkpoint).eval(), AutoProcessor.from_pretrained(checkpoint)
+
+    @torch.no_grad()
+    def embed(text=None, image=None, instruction=INSTRUCTION):
+        content = [{"type": "image", "image": image}] * (image is not None)
+        content += [{"type": "text", "text": text}] * (text is not None)
+        system = {"role": "system", "content": [{"type": "text", "text": instruction}]}
+        messages = [system, {"role": "user", "content": content}]
+        form = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        inputs = processor(text=[form], images=None if image is None else [image], return_tensors="pt")
+        return torch.nn.functional.normalize(theirs(**inputs).last_hidden_state[0, -1], dim=-1), inputs
+
+    return embed
+
+
+def decode(config, images):
+    """Patches and grids of images, as a run decodes them."""
+    rule = ResizeSpec.of(config.preprocess, config.vision)
+    decoder = SandboxedDecoder(DecodeLimits())
+    columns = [pixel_columns(decoder.image(bmp(np.asarray(image)), rule)[None], rule) for image in images]
+    grids = torch.tensor(np.stack([each["image_grid"] for each in columns]))
+    return TowerState(
+        torch.from_numpy(np.concatenate([each["pixels"] for each in columns])), grids.long().prod(1), grids
+    )
+
+
+def tokenise(folder, texts, prompt=None):
+    """Token ids of texts, as a run makes them."""
+    rule = load_model_config(folder).preprocess
+    encoder = CaptionEncoder(
+        (folder / "tokenizer.json").read_text("utf-8"),
+        rule.max_caption_tokens,
+        prompt=rule.caption_prompt if prompt is None else prompt,
+    )
+    return as_state([encoder.encode(text) for text in texts])
+
+
+def as_state(ids):
+    """Pack lists of token ids."""
+    flat = np.concatenate([np.asarray(each, np.int32) for each in ids])
+    return TowerState(torch.from_numpy(flat), torch.tensor([len(each) for each in ids]))
+
+
+def pictures(sizes=SIZES):
+    """Make noise of several sizes (width, height)."""
+    generator = np.random.default_rng(0)
+    return [Image.fromarray(generator.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]

@@ -48,8 +48,14 @@ TINY = {
 }
 
 
+# What one family alone has otherwise.
+OWN = {family: {"hidden_size": 24} for family in ("qwen2_vl_text", "qwen2_5_vl_text")}
+OWN |= {"qwen2_5_vl": {"window_size": 32, "fullatt_block_indexes": (1,)}}
+
+
 def tiny(family, **fields):
     """Give a tiny tower of a family."""
+    fields = OWN.get(family.model_fields["family"].default, {}) | fields
     if "decoder" in family.model_fields:
         fields = {"decoder": tiny(family.model_fields["decoder"].annotation), **fields}
     return family(**{name: value for name, value in (TINY | fields).items() if name in family.model_fields})

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from servable_runs import png, run_servables, vectors
-from tower_families import MAX_TOKENS, SIDE_PX, save_random_model, tiny
+from tower_families import MAX_TOKENS, SIDE_PX, beside_default, save_random_model, tiny
 
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.errors import EmbedderError
@@ -16,6 +16,7 @@ from shards.model_config import ModelConfig
 from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 from shards.towers.naflex import NaFlexTower
+from shards.towers.qwen3_vl import Qwen3VlTower
 
 SIZES = [(32, 32), (90, 60), (60, 90), (47, 100)]
 IMAGES = [png(seed, size) for seed, size in enumerate(SIZES)]
@@ -54,6 +55,15 @@ def test_one_side_alone_is_as_with_the_other(tiny_model, side):
     alone = run_servables(table, towers(tiny_model, sides=[side]))
     assert [name for name in alone.column_names if name.startswith("t.")] == [f"t.{side}_embedding", "t.error"]
     assert np.abs(vectors(alone, f"t.{side}_embedding") - vectors(both, f"t.{side}_embedding")).max() < 1e-6
+
+
+def test_a_further_model_embeds_no_picture_with_its_caption(tmp_path):
+    decoder = beside_default(Qwen3VlTower)
+    preprocess = decoder.preprocess.model_copy(update={"joins_captions": True})
+    save_random_model(decoder.model_copy(update={"preprocess": preprocess}), tmp_path / "joined")
+    with pytest.raises(ServableError, match="import it again without --join-captions"):
+        towers(tmp_path / "joined").input_columns()
+    assert set(towers(tmp_path / "joined", sides=["text"]).input_columns()) == {"token_ids"}
 
 
 def naflex_alone(folder):

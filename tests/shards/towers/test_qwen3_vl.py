@@ -2,37 +2,39 @@
 
 import json
 import shutil
+from functools import partial
 
-import numpy as np
 import pytest
 import torch
-from picture_decoders import INSTRUCTION, QUERY_INSTRUCTION, save_checkpoint
-from PIL import Image
+from picture_decoders import (
+    INSTRUCTION,
+    QUERY_INSTRUCTION,
+    TEXTS,
+    as_state,
+    decode,
+    make_library,
+    pictures,
+    save_checkpoint,
+    tokenise,
+)
+from tiny_models import tiny_config
 from tower_checks import check_every_cut, check_every_part_matters, check_refused, vectors
-from transformers import AutoProcessor, Qwen3VLModel, Qwen3VLProcessor
+from transformers import AutoProcessor, BertConfig, BertModel
 
-from embedder.media.patches import pixel_columns
-from embedder.media.resize import ResizeSpec
-from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.caption_encoder import CaptionEncoder
-from embedder.steps.item_decoder import DecodeLimits, bmp
 from embedder.storage.model_download import CONFIG_FILES, FETCHED_FILES
 from shards.activations import Batch, TowerState
 from shards.convert import import_checkpoint
 from shards.convert.one_tower import read_conversation, read_one_tower_config
 from shards.costs import BYTES_PER_VALUE, cut_bytes, weight_bytes
 from shards.model_config import load_model_config
+from shards.model_errors import ModelError
 from shards.onnx_export import export_towers
 from shards.ranges import LayerRange
 from shards.shard import load_shard
 from shards.shard_specs import ShardSpec, one_tower, specs_between, whole_model
 from shards.tensor_shapes import model_shapes
 
-SIZES = [(1, 1), (3, 2), (40, 30), (64, 64), (160, 30), (7, 90), (300, 200), (199, 1), (1, 150), (33, 48), (1600, 300)]
-TEXTS = [
-    *("a red car", "two cats on a sofa\n", "\n\nx", "  spaces   inside ", "it's 2026", "<|im_end|> as text", "a"),
-    *("日本語の文", "русский текст", "नमस्ते", "مرحبا", "👩‍👩‍👧 🙂", "e\u0301 and é", "word " * 300),
-]
 DEPTH, DECODER = 5, 4  # layers before the decoder's, and the decoder's
 
 
@@ -50,52 +52,7 @@ def model(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def library(checkpoint):
-    """transformers' vector of a conversation, and the inputs that its processor makes."""
-    theirs, processor = Qwen3VLModel.from_pretrained(checkpoint).eval(), Qwen3VLProcessor.from_pretrained(checkpoint)
-
-    @torch.no_grad()
-    def embed(text=None, image=None, instruction=INSTRUCTION):
-        content = [{"type": "image", "image": image}] * (image is not None)
-        content += [{"type": "text", "text": text}] * (text is not None)
-        system = {"role": "system", "content": [{"type": "text", "text": instruction}]}
-        messages = [system, {"role": "user", "content": content}]
-        form = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        inputs = processor(text=[form], images=None if image is None else [image], return_tensors="pt")
-        return torch.nn.functional.normalize(theirs(**inputs).last_hidden_state[0, -1], dim=-1), inputs
-
-    return embed
-
-
-def decode(config, images):
-    """Patches and grids of images, as a run decodes them."""
-    rule = ResizeSpec.of(config.preprocess, config.vision)
-    decoder = SandboxedDecoder(DecodeLimits())
-    columns = [pixel_columns(decoder.image(bmp(np.asarray(image)), rule)[None], rule) for image in images]
-    grids = torch.tensor(np.stack([each["image_grid"] for each in columns]))
-    return TowerState(
-        torch.from_numpy(np.concatenate([each["pixels"] for each in columns])), grids.long().prod(1), grids
-    )
-
-
-def tokenise(folder, texts, prompt=None):
-    """Token ids of texts, as a run makes them."""
-    rule = load_model_config(folder).preprocess
-    encoder = CaptionEncoder(
-        (folder / "tokenizer.json").read_text("utf-8"),
-        rule.max_caption_tokens,
-        prompt=rule.caption_prompt if prompt is None else prompt,
-    )
-    return as_state([encoder.encode(text) for text in texts])
-
-
-def as_state(ids):
-    flat = np.concatenate([np.asarray(each, np.int32) for each in ids])
-    return TowerState(torch.from_numpy(flat), torch.tensor([len(each) for each in ids]))
-
-
-def pictures(sizes=SIZES):
-    generator = np.random.default_rng(0)
-    return [Image.fromarray(generator.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
+    return make_library(checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +173,18 @@ def test_queries_have_the_instruction_of_sentence_transformers_prompts(checkpoin
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
     (tmp_path / "other").mkdir()
     check_refused(import_checkpoint, folder, tmp_path / "other" / "out", "only the last token's vector")
+
+
+def test_towers_that_are_apart_join_no_captions(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    BertModel(BertConfig(hidden_size=8, num_attention_heads=2, intermediate_size=8)).save_pretrained(folder)
+    check_refused(partial(import_checkpoint, join_captions=True), folder, tmp_path / "out", "towers are apart")
+    tree = json.loads(tiny_config().to_json())
+    tree["preprocess"]["joins_captions"] = True
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    with pytest.raises(ModelError, match="joins_captions is true"):
+        load_model_config(tmp_path)
 
 
 def test_what_is_fetched_of_a_hub_is_enough(checkpoint, tmp_path):

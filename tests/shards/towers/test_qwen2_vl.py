@@ -1,0 +1,195 @@
+"""Qwen2-VL and Qwen2.5-VL as one tower each, and all such families on many pictures and texts: against transformers."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from picture_decoders import (
+    INSTRUCTION,
+    SIZES,
+    TEXTS,
+    as_state,
+    decode,
+    make_library,
+    pictures,
+    save_checkpoint,
+    tokenise,
+)
+from safetensors.torch import load_file, save_file
+from tower_checks import check_every_cut, check_every_part_matters, check_refused, run_stages, vectors
+from transformers import AutoProcessor
+
+from embedder.steps.caption_encoder import CaptionEncoder
+from shards.activations import Batch, TowerState
+from shards.convert import import_checkpoint
+from shards.model_config import load_model_config
+from shards.shard import load_shard
+from shards.shard_specs import specs_between, whole_model
+from shards.weights import WEIGHTS_FILE
+
+OLDER = ["qwen2_vl", "qwen2_5_vl"]
+DEPTH, DECODER = 5, 4  # layers before the decoder's, and the decoder's
+NUM_ITEMS, NUM_TEXTS = 64, 1000
+SCRIPTS = ["latin", "кириллица", "日本語の文字", "नमस्ते", "مرحبا", "한국어", "👩‍👩‍👧🙂", "e\u0301\n\n  "]
+
+
+class Family:
+    """A family's checkpoint, model folder and library."""
+
+    def __init__(self, name, root):
+        self.name, self.checkpoint, self.model = name, save_checkpoint(root / "checkpoint", name), root / "model"
+        import_checkpoint(self.checkpoint, self.model)
+        self.library = make_library(self.checkpoint)
+        self.config = load_model_config(self.model)
+
+    def embed(self, **sides):
+        return vectors(
+            load_shard(self.model, whole_model(self.config))(Batch(**({"vision": None, "text": None} | sides)))
+        )
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    made = {}
+
+    def make(name):
+        made[name] = made.get(name) or Family(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(params=OLDER)
+def family(request, families):
+    return families(request.param)
+
+
+def largest(found, expected):
+    return float((found - torch.stack(list(expected))).abs().max())
+
+
+def make_batch(config):
+    """Pictures of several sizes, one of two frames, a row without one, and captions of several lengths."""
+    generator = torch.Generator().manual_seed(0)
+    grids = torch.tensor([(1, 4, 4), (0, 0, 0), (1, 6, 10), (2, 2, 8), (1, 2, 30), (1, 10, 6), (1, 2, 2)]).int()
+    shape = int(grids.prod(1).sum()), config.vision.patch_values
+    patches = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    captions = as_state([[1, 10, 11, 9], [1, *range(20, 29), 9], [9], [4, 5, 6]])
+    return Batch(TowerState(patches, grids.long().prod(1), grids), captions)
+
+
+def test_pictures_and_texts_have_transformers_own_vectors_grids_and_tokens(family):
+    images, config = pictures(), family.config
+    state, texts = decode(config, images), tokenise(family.model, TEXTS)
+    expected = [family.library(image=image) for image in images]
+    assert [inputs["image_grid_thw"].tolist() for _, inputs in expected] == [[grid] for grid in state.grids.tolist()]
+    assert largest(family.embed(vision=state)["vision"], [row for row, _ in expected]) < 1e-5
+    expected = [family.library(text=text) for text in TEXTS]
+    ids = [inputs["input_ids"][0].tolist() for _, inputs in expected]
+    assert [each.tolist() for each in texts.values.split(texts.lengths.tolist())] == ids
+    assert largest(family.embed(text=texts)["text"], [row for row, _ in expected]) < 1e-5
+
+
+@torch.inference_mode()
+def test_a_picture_with_its_text_is_one_conversation(family):
+    images, texts = pictures(SIZES[:5]), TEXTS[:5]
+    bare = json.loads((family.model / "tokenizer.json").read_text("utf-8")) | {"post_processor": None}
+    encoder, alone = CaptionEncoder(json.dumps(bare), 4096), decode(family.config, images)
+    text = as_state([encoder.encode(each) for each in texts])
+    both = TowerState(alone.values, alone.lengths, alone.grids, text)
+    found = family.embed(vision=both)["vision"]
+    expected = [family.library(text=each, image=image)[0] for each, image in zip(texts, images, strict=True)]
+    assert largest(found, expected) < 1e-5
+    for cut in (2, DEPTH - 1, DEPTH, DEPTH + 1, DEPTH + 3):
+        specs = specs_between([(0, 0), (cut, 0), (DEPTH + DECODER, DECODER)])
+        assert torch.equal(run_stages(family.model, specs, Batch(both, None))["vision"], found), cut
+
+
+def test_every_cut_of_both_sides_gives_the_bits_of_transformers_own_forward(family):
+    assert family.config.num_layers == {"vision": DEPTH + DECODER, "text": DECODER}
+    check_every_cut(family.model, make_batch(family.config))
+
+
+@pytest.mark.slow
+def test_every_part_matters(family, tmp_path):
+    check_every_part_matters(family.model, make_batch(family.config), tmp_path)
+
+
+def test_both_forms_of_tensor_names_give_the_same_weights(family, tmp_path):
+    """Older releases have `model.layers.` and `visual.`, newer ones `model.language_model.` and `model.visual.`."""
+    folder = shutil.copytree(family.checkpoint, tmp_path / "in")
+    tensors = load_file(folder / WEIGHTS_FILE)
+    is_new = any(name.startswith("model.language_model.") for name in tensors)
+    renamed = {rename(name, is_new): tensor for name, tensor in tensors.items()}
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, folder / WEIGHTS_FILE)
+    import_checkpoint(folder, tmp_path / "out")
+    own, other = (load_file(path / WEIGHTS_FILE) for path in (family.model, tmp_path / "out"))
+    assert own.keys() == other.keys()
+    assert all(torch.equal(own[name], other[name]) for name in own)
+
+
+def rename(name, is_new):
+    if is_new:
+        return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+    if name.startswith("visual."):
+        return f"model.{name}"
+    return name.replace("model.", "model.language_model.", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"auto_map": {"AutoModel": "modeling_gme.Gme"}}, "modeling_gme.Gme.*never run.*chat_template.jinja"),
+        ({"text_config": {"use_sliding_window": True}}, "use_sliding_window = True"),
+        ({"text_config": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}}, "rope_parameters"),
+        ({"text_config": {"num_attention_heads": 5}}, "no multiple of num_attention_heads"),
+        ({"vision_config": {"in_channels": 1}}, "in_channels = 1"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused_by_name(family, tmp_path, change, message):
+    folder = shutil.copytree(family.checkpoint, tmp_path / "in")
+    tree = json.loads((folder / "config.json").read_text())
+    for key, value in change.items():
+        tree[key] = tree.get(key, {}) | value
+    (folder / "config.json").write_text(json.dumps(tree))
+    check_refused(import_checkpoint, folder, tmp_path / "out", message)
+
+
+def many_texts(limit, number):
+    """Texts of several scripts, from one word to more than `limit` tokens."""
+    generator = np.random.default_rng(1)
+    lengths = np.geomspace(1, limit, number).astype(int)
+    return [" ".join(generator.choice(SCRIPTS, length)).strip() or "a" for length in lengths]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OLDER, "qwen3_vl"])
+def test_many_pictures_and_texts_have_transformers_own_vectors(families, name):
+    """64 pictures from 1 x 1 to 1,600 x 300 px, 64 texts up to the limit, the tokens of 1,000 texts."""
+    family, generator = families(name), np.random.default_rng(2)
+    sides = [(1, 1), (1600, 300), *np.exp(generator.uniform(0, np.log(400), (NUM_ITEMS - 2, 2))).astype(int).tolist()]
+    images = pictures(sides)
+    pixels = largest(
+        family.embed(vision=decode(family.config, images))["vision"], [family.library(image=each)[0] for each in images]
+    )
+    limit = family.config.preprocess.max_caption_tokens
+    texts = many_texts(limit // 40, NUM_ITEMS)
+    words = largest(
+        family.embed(text=tokenise(family.model, texts))["text"], [family.library(text=each)[0] for each in texts]
+    )
+    print(f"{name}: largest difference of pictures {pixels:.1e}, of texts {words:.1e}")
+    assert max(pixels, words) < 1e-5
+    processor = AutoProcessor.from_pretrained(family.checkpoint)
+    texts = many_texts(200, NUM_TEXTS)
+    state = tokenise(family.model, texts)
+    for ids, text in zip(state.values.split(state.lengths.tolist()), texts, strict=True):
+        form = processor.apply_chat_template(conversation(text), add_generation_prompt=True, tokenize=False)
+        assert ids.tolist() == processor.tokenizer(form)["input_ids"]
+
+
+def conversation(text):
+    system = {"role": "system", "content": [{"type": "text", "text": INSTRUCTION}]}
+    return [system, {"role": "user", "content": [{"type": "text", "text": text}]}]
