@@ -27,7 +27,7 @@ from embedder.storage.file_adapter import ByteRanges
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import medium_array, rewritten_name, store_part
 from embedder.store.journal.runs import unfinished_runs
-from embedder.store.layout import Published
+from embedder.store.layout import Current, Published
 from embedder.store.publish.current import IndexChoice, begin, parts_at, publish_files, writable
 from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables.arrow_lookup import KnownIds
@@ -177,20 +177,36 @@ def fill_metadata(
     RecordTable(files, "embeddings").add_columns(medium_schema(wanted))
     items = _read_items(RecordTable(files, "items", current.items), ids)
     names = tuple(name for name in BY_NAME if name in {*known, *wanted})
-    new, published_s, parts = None, time.monotonic(), parts_at(files, current)
-    operation, own, like = None, parts[""]["embeddings"], current
     with HeaderReaders(limits or DecodeLimits(), wanted) as readers:
-        for number, part in enumerate(own):
-            rows = _fill(table, part.path, items, (wanted, lacking.emptied), readers)
-            if rows is not None:
-                operation = operation or begin(files, "migration", like)
-                name = rewritten_name(operation.run_id, "", "metadata", [part.path])
-                own[number] = store_part(files, "embeddings", name, rows, session="")
-            is_due = time.monotonic() - published_s > PUBLISH_EVERY_S or number == len(own) - 1
-            if operation is not None and is_due:
-                new = like = publish_files(files, operation, like, parts, choose_index, medium_columns=names)
-                operation, published_s = None, time.monotonic()
+        filled = (
+            (number, _fill(table, part.path, items, (wanted, lacking.emptied), readers))
+            for number, part in enumerate(parts_at(files, current)[""]["embeddings"])
+        )
+        new = _publish_filled(files, current, filled, choose_index, names)
         return new, readers.count(lacking)
+
+
+def _publish_filled(
+    files: StoreFiles,
+    current: Current,
+    filled: Iterable[tuple[int, pa.Table | None]],
+    choose_index: IndexChoice,
+    names: tuple[str, ...],
+) -> Published | None:
+    """Publish part files with their new rows, by number, every ten minutes and at the end; return the last version."""
+    new, operation, like, published_s = None, None, current, time.monotonic()
+    parts = parts_at(files, current)
+    own = parts[""]["embeddings"]
+    for number, rows in filled:
+        if rows is not None:
+            operation = operation or begin(files, "migration", like)
+            name = rewritten_name(operation.run_id, "", "metadata", [own[number].path])
+            own[number] = store_part(files, "embeddings", name, rows, session="")
+        is_due = time.monotonic() - published_s > PUBLISH_EVERY_S or number == len(own) - 1
+        if operation is not None and is_due:
+            new = like = publish_files(files, operation, like, parts, choose_index, medium_columns=names)
+            operation, published_s = None, time.monotonic()
+    return new
 
 
 def _in_headers(wanted: Collection[str]) -> list[str]:
