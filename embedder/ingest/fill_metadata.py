@@ -169,11 +169,7 @@ def fill_metadata(
     lacking, ids = _count_lacking(table, wanted, dropped)
     if dry_run or not (lacking.num_rows or lacking.emptied):
         return None, lacking
-    for run in unfinished_runs(files):
-        raise StoreError(
-            f"store {files.address}: run {run.run_id} is not finished, and filling columns would give up what it "
-            "embedded; finish it first, by the command that began it"
-        )
+    _refuse_unfinished(files)
     RecordTable(files, "embeddings").add_columns(medium_schema(wanted))
     items = _read_items(RecordTable(files, "items", current.items), ids)
     names = tuple(name for name in BY_NAME if name in {*known, *wanted})
@@ -184,6 +180,14 @@ def fill_metadata(
         )
         new = _publish_filled(files, current, filled, choose_index, names)
         return new, readers.count(lacking)
+
+
+def _refuse_unfinished(files: StoreFiles) -> None:
+    for run in unfinished_runs(files):
+        raise StoreError(
+            f"store {files.address}: run {run.run_id} is not finished, and filling columns would give up what it "
+            "embedded; finish it first, by the command that began it"
+        )
 
 
 def _publish_filled(
