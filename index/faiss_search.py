@@ -146,11 +146,14 @@ def search_rows(vectors_of: Callable[[Rows], Floats], queries: Floats, k: int, r
     return best_scores, best_rows
 
 
-def list_places(index: faiss.Index) -> Places | None:
-    """Return the place of each row, int32 (rows,); None if whole vectors are stored by row."""
+def has_lists(index: faiss.Index | DiskIndex) -> bool:
+    """Whether whole vectors lie in inverted lists, not by row."""
+    return not isinstance(index, DiskIndex) and isinstance(_full_width(index), faiss.IndexIVF)
+
+
+def list_places(index: faiss.Index) -> Places:
+    """Return the place of each row, int32 (rows,), of an index that `has_lists`."""
     store = _full_width(index)
-    if not isinstance(store, faiss.IndexIVF):
-        return None
     places, start = np.empty(store.ntotal, np.int32), 0
     for number in range(store.nlist):
         if size := store.invlists.list_size(number):
@@ -193,7 +196,6 @@ def _full_width(index: faiss.Index) -> faiss.Index:
 
 def prepare(index: faiss.Index | DiskIndex) -> None:
     """Map rows to entries of inverted lists, 8 bytes a row, unless that is done; else the first `vectors` does."""
-    store = None if isinstance(index, DiskIndex) else _full_width(index)
-    if isinstance(store, faiss.IndexIVF):
+    if has_lists(index):
         with _MAPPING:
-            store.make_direct_map()
+            _full_width(index).make_direct_map()

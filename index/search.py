@@ -129,11 +129,13 @@ class Index:
 
     def places(self) -> Places | None:
         """Return where each row's vector lies, int32 (rows,), for `open_index`; None where its number says it."""
-        return None if isinstance(self._index, DiskIndex) else faiss_search.list_places(self._index)
+        return faiss_search.list_places(self._index) if faiss_search.has_lists(self._index) else None
 
     @cached_property
     def _listed(self) -> ListedRows | None:
-        return None if self._places is None else ListedRows(self._index, self._places)
+        if self._places is None or not faiss_search.has_lists(self._index):
+            return None
+        return ListedRows(self._index, self._places)
 
     def _num_threads(self, num_searches: float) -> int:
         """Return how many threads pay off at the manifest's latency: FAISS's waiting threads spin on their cores."""

@@ -63,9 +63,12 @@ HAS_PICTURE = "has_picture"  # column for conditions: whether a row has the vect
 class IdRows:
     """Rows of an item by its id, through binary search in sorted ids; 8 bytes per row."""
 
-    def __init__(self, ids: pa.ChunkedArray, order: RowNumbers | None = None) -> None:
-        """Sort the ids, which stay in place, possibly on disk; `order` has their rows in sorted order, if known."""
-        self._ids = ids
+    def __init__(self, ids: pa.ChunkedArray, order: RowNumbers | None = None, mapped: RowFiles | None = None) -> None:
+        """Sort the ids, which stay in place, possibly on disk; `order` has their rows in sorted order, if known.
+
+        `mapped` are the row files that the ids lie in, if any.
+        """
+        self._ids, self._mapped = ids, mapped
         self._order = pc.sort_indices(ids).to_numpy().astype(np.int64) if order is None else order
 
     def rows(self, item_id: str) -> Rows:
@@ -82,6 +85,8 @@ class IdRows:
 
     def values(self) -> Iterator[str]:
         """Yield the id of each row, a thousand of them in memory at once."""
+        if self._mapped is not None:
+            self._mapped.read_ahead()
         for start in range(0, len(self._ids), 1000):
             yield from self._ids.slice(start, 1000).to_pylist()
 
@@ -174,7 +179,8 @@ class RowMetadata:
     @locked_cached_property
     def ids(self) -> IdRows:
         """Rows by the id of their item."""
-        return IdRows(self._gathered.table["item_id"], None if self._mapped is None else self._mapped.numbers(ORDER))
+        order = None if self._mapped is None else self._mapped.numbers(ORDER)
+        return IdRows(self._gathered.table["item_id"], order, self._mapped)
 
     @locked_cached_property
     def filter(self) -> RowFilter:

@@ -27,7 +27,7 @@ VectorType = Literal["float32", "float16"]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 K = 10
-BLOCK_ROWS, NUM_FILES = 8192, 32
+BLOCK_ROWS, NUM_FILES = 2048, 32
 MIN_QUERIES, MAX_QUERIES, MAX_PRODUCTS = 100, 2000, 1_000_000_000
 """Queries of the gate, and their products with published vectors: beyond the most, fewer queries are asked."""
 MAX_LOST_NEIGHBOURS, MAX_LOST_RECALL = 0.005, 0.001

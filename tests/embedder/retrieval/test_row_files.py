@@ -317,6 +317,14 @@ def test_a_foreign_place_is_an_error_and_never_another_rows_vector(tmp_path, pla
         opened.vectors(np.array([4, 5]))
 
 
+def test_places_of_an_index_without_lists_are_left_alone(tmp_path):
+    files = indexed_store(tmp_path / "s", 60, kind="flat")
+    folder = files.folder / "index" / "000001"
+    opened = open_index(folder, samples={}, places=np.full(60, 7, np.int32))
+    assert (opened.vectors(np.arange(60)) == open_index(folder).vectors(np.arange(60))).all()
+    assert opened.places() is None
+
+
 def test_row_files_of_earlier_releases_have_no_places_and_are_searched(tmp_path, monkeypatch):
     files = indexed_store(tmp_path / "s", 400, kind="IVF8,Flat")
     with monkeypatch.context() as patched:
