@@ -4,6 +4,7 @@ Source of the last: Hugging Face's `datasets`, ImageFolder: `metadata.jsonl`, `.
 relative to its own folder, and here `text` or `caption`.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 
@@ -34,11 +35,11 @@ DESCRIBING = frozenset((*MATCHES, "imagefolder"))
 """Places of `[captions] from` that are found by the names in a folder."""
 
 
-def attach_descriptions(found: GlobMatches, places: Collection[str]) -> Iterator[Entry]:
+def attach_descriptions(found: GlobMatches, places: Collection[str], counts: Counter[str]) -> Iterator[Entry]:
     """Attach to each entry what describes it in some places, and leave out the files that describe others.
 
-    The entries of a folder must follow each other, those of an outer one before those of an inner one. Raises a
-    SourceError if the table of an imagefolder can't be read.
+    `counts` are those of described entries, by place, and grow. The entries of a folder must follow each other, those
+    of an outer one before those of an inner one. Raises a SourceError if the table of an imagefolder can't be read.
     """
     captions: dict[str, dict[str, str]] = {}
     for folder, each in groupby(found.entries, key=lambda entry: entry.name.rpartition("/")[0]):
@@ -59,6 +60,7 @@ def attach_descriptions(found: GlobMatches, places: Collection[str]) -> Iterator
             ]
             if captions and (text := _find_caption(captions, entry.name)):
                 beside.append(("imagefolder", text))
+            counts.update(place for place, _ in beside)
             yield entry._replace(described_by=tuple(beside)) if beside else entry
 
 

@@ -51,7 +51,8 @@ class LeftOut:
     `own`. `others` are non-media files by suffix, `unreadable` media by kind, of which the extra `formats` reads
     `missing_extra`. `repeated` rows are counted by the setting that keeps them, `unjoined` items by the path of the
     [[join]]. Orphans are caption files without media; `num_kept_orphans` stay items as the store has it. `orphans` and
-    `kept_orphans` are the first names.
+    `kept_orphans` are the first names. `described` are no such files, but those that have another one beside them that
+    describes them, by place.
     """
 
     counts: Counter[Verdict] = field(default_factory=Counter)
@@ -61,6 +62,7 @@ class LeftOut:
     missing_extra: Counter[str] = field(default_factory=Counter)
     unjoined: Counter[str] = field(default_factory=Counter)
     without_key: Counter[str] = field(default_factory=Counter)
+    described: Counter[str] = field(default_factory=Counter)
     num_orphans: int = 0
     num_kept_orphans: int = 0
     orphans: tuple[str, ...] = ()
@@ -134,6 +136,8 @@ class LeftOut:
 
     def _caption_lines(self) -> list[str]:
         lines = []
+        if self.described:
+            lines.append(f"described by files beside them (`[captions] from`): {count_kinds(self.described)}")
         if number := self.num_orphans:
             lines.append(
                 f"{_orphans(number, 'left out')}: {_format_kind(self.orphans, number)}; "
