@@ -276,7 +276,7 @@ class Selection:
     def _folder_verdict(self, folder: str) -> Verdict | None:
         if self._is_own(folder) or (not is_remote(self._root) and _is_store(f"{self._root}/{folder}")):
             return "own"
-        if self._exclude is not None and self._exclude.match(folder):
+        if self.excludes(folder):
             return "excluded"
         return "junk" if in_junk_folder(folder) else None
 
@@ -284,7 +284,7 @@ class Selection:
         """Judge a file. Junk is never an item; other non-media files are items if `include` names their kind."""
         if self._own and self._is_own(name):
             return FileVerdict("own")
-        if self._exclude is not None and self._exclude.match(name):
+        if self.excludes(name):
             return FileVerdict("excluded")
         sort, is_named = sort_of(name), False
         if self._include is not None and sort != "junk":
@@ -306,8 +306,11 @@ class Selection:
 
     def may_caption(self, name: str) -> bool:
         """Return whether a caption file may be used for its item; `include` names items, not their captions."""
-        is_excluded = self._exclude is not None and self._exclude.match(name)
-        return not is_excluded and not self._is_own(name) and sort_of(name) not in ("junk", "sidecar")
+        return not self.excludes(name) and not self._is_own(name) and sort_of(name) not in ("junk", "sidecar")
+
+    def excludes(self, name: str) -> bool:
+        """Return whether `exclude` names a file."""
+        return self._exclude is not None and self._exclude.match(name)
 
     def takes_orphan(self, name: str) -> bool:
         """Return whether a caption file without an image or video is an item; it is counted if nobody asked for it."""

@@ -274,6 +274,24 @@ def test_an_imagefolder_gives_captions_by_path(make_run, tmp_path):
         refreshed(config)
 
 
+def test_files_that_are_excluded_or_lead_out_of_the_folder_describe_none(tmp_path):
+    (tmp_path / "in").mkdir()
+    shutil.copy(FILES / "plain.jpg", tmp_path / "in/a.jpg")
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.jpg", "text": "of elsewhere"}\n')
+    (tmp_path / "in/metadata.jsonl").symlink_to(tmp_path / "metadata.jsonl")
+    (tmp_path / "a.xmp").write_text(TITLED)
+    (tmp_path / "in/a.xmp").symlink_to(tmp_path / "a.xmp")
+    (tmp_path / "in/a.jpg.json").write_text(takeout(description="of Takeout"))
+    rules = CaptionRules(places=tuple(ALL))
+
+    def described(**settings):
+        (listed,) = list_sources([SourceConfig(path=str(tmp_path / "in"), **settings)], captions=rules)
+        return {row["item_id"]: row["described_by"] for row in listed.to_pylist()}["a.jpg"]
+
+    assert json.loads(described()) == {"takeout": str(tmp_path / "in/a.jpg.json")}
+    assert described(exclude=["*.jpg.json"]) is None
+
+
 def test_a_metadata_table_of_another_kind_is_left_out(make_run, tmp_path, said):
     shutil.copy(FILES / "plain.jpg", tmp_path / "a.jpg")
     (tmp_path / "metadata.csv").write_text("width,height\n16,16\n")
