@@ -4,15 +4,16 @@ Source of the last: Hugging Face's `datasets`, ImageFolder: `metadata.jsonl`, `.
 relative to its own folder, and here `text` or `caption`.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import pyarrow as pa
 
 from embedder.sources.columns import is_text
-from embedder.sources.file_names import suffix_of
+from embedder.sources.file_names import MEDIA_SUFFIXES, suffix_of
 from embedder.sources.globbing import GlobMatches
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
+from embedder.sources.selection import Selection
 from embedder.sources.table_files import find_table
 from embedder.sources.takeout import match_names
 
@@ -34,32 +35,39 @@ DESCRIBING = frozenset((*MATCHES, "imagefolder"))
 """Places of `[captions] from` that are found by the names in a folder."""
 
 
-def attach_descriptions(found: GlobMatches, places: Collection[str]) -> Iterator[Entry]:
-    """Attach to each entry what describes it in some places, and leave out the files that describe others.
+def attach_descriptions(found: GlobMatches, selection: Selection) -> Iterator[Entry]:
+    """Attach to each entry what describes it in the selection's places, and leave out the files that describe others.
 
-    The entries of a folder must follow each other, those of an outer one before those of an inner one. Raises a
-    SourceError if the table of an imagefolder can't be read.
+    The entries of a folder must follow each other, those of an outer one before those of an inner one. Excluded
+    files describe none. Raises a SourceError if the table of an imagefolder can't be read.
     """
     captions: dict[str, dict[str, str]] = {}
     for folder, each in groupby(found.entries, key=lambda entry: entry.name.rpartition("/")[0]):
         start = len(folder) + 1 if folder else 0
         named = {entry.name[start:]: entry for entry in each}
-        names = [name for name, entry in named.items() if not entry.error_type]
-        matched = {place: match(names) for place, match in MATCHES.items() if place in places}
+        usable = {name: entry for name, entry in named.items() if _is_usable(entry, selection)}
+        matched = {place: match(usable) for place, match in MATCHES.items() if place in selection.captions.places}
         used = {file for files in matched.values() for file in files.values()}
-        table = next((name for name in TABLES if name in named), None) if "imagefolder" in places else None
-        if table is not None and (read := read_captions(found.uri(named[table]))):
-            captions[folder] = read
-            used.add(table)
+        for name in TABLES if "imagefolder" in selection.captions.places else ():
+            if name in usable and folder not in captions and (read := read_captions(found.uri(usable[name]))):
+                captions[folder] = read
+                used.add(name)
         for name, entry in named.items():
             if name in used:
                 continue
             beside: list[tuple[str, Entry | str]] = [
-                (place, named[files[name]]) for place, files in matched.items() if name in files
+                (place, usable[files[name]]) for place, files in matched.items() if name in files
             ]
             if captions and (text := _find_caption(captions, entry.name)):
                 beside.append(("imagefolder", text))
+            selection.left_out.described.update(place for place, _ in beside)
             yield entry._replace(described_by=tuple(beside)) if beside else entry
+
+
+def _is_usable(entry: Entry, selection: Selection) -> bool:
+    """Return whether a file may describe or be described; excluded pictures still tell whose a cut name is."""
+    is_picture = suffix_of(entry.name) in MEDIA_SUFFIXES
+    return not entry.error_type and (is_picture or not selection.excludes(entry.name))
 
 
 def read_captions(uri: str) -> dict[str, str]:

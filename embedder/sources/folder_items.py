@@ -49,7 +49,7 @@ def list_files(source: SourceConfig, path: str, selection: Selection) -> Listing
     entries = found.entries if found.is_folder else _with_sidecars(found)
     places = selection.captions.places
     if found.is_folder and not DESCRIBING.isdisjoint(places):
-        entries = attach_descriptions(found, places)
+        entries = attach_descriptions(found, selection)
     if found.is_named and not is_remote(path):
         _check_named(path)
     groups = _group_by_stem(entries)

@@ -51,7 +51,8 @@ class LeftOut:
     `own`. `others` are non-media files by suffix, `unreadable` media by kind, of which the extra `formats` reads
     `missing_extra`. `repeated` rows are counted by the setting that keeps them, `unjoined` items by the path of the
     [[join]]. Orphans are caption files without media; `num_kept_orphans` stay items as the store has it. `orphans` and
-    `kept_orphans` are the first names.
+    `kept_orphans` are the first names. `described` are no such files, but those that have another one beside them that
+    describes them, by place.
     """
 
     counts: Counter[Verdict] = field(default_factory=Counter)
@@ -61,6 +62,7 @@ class LeftOut:
     missing_extra: Counter[str] = field(default_factory=Counter)
     unjoined: Counter[str] = field(default_factory=Counter)
     without_key: Counter[str] = field(default_factory=Counter)
+    described: Counter[str] = field(default_factory=Counter)
     num_orphans: int = 0
     num_kept_orphans: int = 0
     orphans: tuple[str, ...] = ()
@@ -134,6 +136,8 @@ class LeftOut:
 
     def _caption_lines(self) -> list[str]:
         lines = []
+        if self.described:
+            lines.append(f"described by files beside them (`[captions] from`): {count_kinds(self.described)}")
         if number := self.num_orphans:
             lines.append(
                 f"{_orphans(number, 'left out')}: {_format_kind(self.orphans, number)}; "
@@ -272,7 +276,7 @@ class Selection:
     def _folder_verdict(self, folder: str) -> Verdict | None:
         if self._is_own(folder) or (not is_remote(self._root) and _is_store(f"{self._root}/{folder}")):
             return "own"
-        if self._exclude is not None and self._exclude.match(folder):
+        if self.excludes(folder):
             return "excluded"
         return "junk" if in_junk_folder(folder) else None
 
@@ -280,7 +284,7 @@ class Selection:
         """Judge a file. Junk is never an item; other non-media files are items if `include` names their kind."""
         if self._own and self._is_own(name):
             return FileVerdict("own")
-        if self._exclude is not None and self._exclude.match(name):
+        if self.excludes(name):
             return FileVerdict("excluded")
         sort, is_named = sort_of(name), False
         if self._include is not None and sort != "junk":
@@ -302,8 +306,11 @@ class Selection:
 
     def may_caption(self, name: str) -> bool:
         """Return whether a caption file may be used for its item; `include` names items, not their captions."""
-        is_excluded = self._exclude is not None and self._exclude.match(name)
-        return not is_excluded and not self._is_own(name) and sort_of(name) not in ("junk", "sidecar")
+        return not self.excludes(name) and not self._is_own(name) and sort_of(name) not in ("junk", "sidecar")
+
+    def excludes(self, name: str) -> bool:
+        """Return whether `exclude` names a file."""
+        return self._exclude is not None and self._exclude.match(name)
 
     def takes_orphan(self, name: str) -> bool:
         """Return whether a caption file without an image or video is an item; it is counted if nobody asked for it."""

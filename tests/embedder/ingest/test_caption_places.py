@@ -11,18 +11,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from embedding_runs import embedded
-from refresh_runs import items_of, refreshed
+from refresh_runs import items_of, refreshed, rows_of
 
 import embedder
 from embedder.config import SourceConfig, load_config
 from embedder.errors import ConfigError, SourceError
+from embedder.ingest.dry_run import forecast
+from embedder.ingest.fill_metadata import fill_metadata
+from embedder.ingest.work import IngestOptions
 from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
+from embedder.medium_columns import BY_NAME
 from embedder.sources.captions import CaptionRules
 from embedder.sources.fetch import Fetcher
 from embedder.sources.listing import list_sources
 from embedder.steps.item_captions import CaptionReader
 from embedder.steps.item_decoder import DecodeSpec
+from embedder.store.files import StoreFiles
+from embedder.store.maintenance.compact import same_index
 
 FILES = Path(__file__).parents[1] / "media" / "caption_files"
 SIDECAR = '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description %s/></rdf:RDF>'
@@ -128,6 +134,8 @@ def test_keywords_are_a_column_of_lists(make_run, photos, tmp_path):
     (photos / "plain.jpg.xmp").write_bytes((FILES / "sidecar.xmp").read_bytes())
     (photos / "keywords.xmp").write_bytes((FILES / "sidecar.xmp").read_bytes())
     config = make_run(photos, captions={"from": ["xmp"]})
+    line = "described by files beside them (`[captions] from`): 2 xmp"
+    assert forecast(config, IngestOptions(kind="embed")).left_out == (line,)
     _, rows = embedded(config)
     found = {key[0]: row["keywords"] for key, row in rows.items() if row["keywords"]}
     assert found == {
@@ -146,6 +154,15 @@ def test_keywords_are_a_column_of_lists(make_run, photos, tmp_path):
     assert ["tree", "house"] in pq.read_table(tmp_path / "hits.parquet")["keywords"].to_pylist()
     _, rows = refreshed(make_run(photos, store=str(tmp_path / "other"), metadata={"drop": ["keywords"]}))
     assert all("keywords" not in row for row in rows.values())
+
+
+def test_rows_without_keywords_get_them_from_headers(make_run, photos):
+    config = make_run(photos, metadata={"keep": []})
+    embedded(config)
+    _, filled = fill_metadata(StoreFiles(config.store), tuple(BY_NAME), same_index)
+    assert filled.num_read == 7
+    found = {key[0]: row["keywords"] for key, row in rows_of(config).items() if row["keywords"]}
+    assert found == {"all.jpg": ["one", "three", "two"], "keywords.jpg": ["sailing", "Cowes Week"]}
 
 
 PLACE = {"latitude": 38.7, "longitude": -9.1, "altitude": 12.5}
@@ -255,6 +272,24 @@ def test_an_imagefolder_gives_captions_by_path(make_run, tmp_path):
     (tmp_path / "data/train/metadata.csv").write_bytes(b"\xff\xfe\0broken")
     with pytest.raises(SourceError, match=r"metadata\.csv"):
         refreshed(config)
+
+
+def test_files_that_are_excluded_or_lead_out_of_the_folder_describe_none(tmp_path):
+    (tmp_path / "in").mkdir()
+    shutil.copy(FILES / "plain.jpg", tmp_path / "in/a.jpg")
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.jpg", "text": "of elsewhere"}\n')
+    (tmp_path / "in/metadata.jsonl").symlink_to(tmp_path / "metadata.jsonl")
+    (tmp_path / "a.xmp").write_text(TITLED)
+    (tmp_path / "in/a.xmp").symlink_to(tmp_path / "a.xmp")
+    (tmp_path / "in/a.jpg.json").write_text(takeout(description="of Takeout"))
+    rules = CaptionRules(places=tuple(ALL))
+
+    def described(**settings):
+        (listed,) = list_sources([SourceConfig(path=str(tmp_path / "in"), **settings)], captions=rules)
+        return {row["item_id"]: row["described_by"] for row in listed.to_pylist()}["a.jpg"]
+
+    assert json.loads(described()) == {"takeout": str(tmp_path / "in/a.jpg.json")}
+    assert described(exclude=["*.jpg.json"]) is None
 
 
 def test_a_metadata_table_of_another_kind_is_left_out(make_run, tmp_path, said):
