@@ -78,8 +78,8 @@ def as_state(ids):
     return TowerState(torch.from_numpy(np.concatenate([np.asarray(each, np.int32) for each in ids])), lengths)
 
 
-def library_ids(folder, given):
-    """Token ids by the checkpoint's own tokeniser, without padding."""
+def library_ids(folder, given, length):
+    """Token ids by the checkpoint's own tokeniser, padded to a length if there is one."""
     if (folder / "open_clip_config.json").is_file():
         import open_clip
 
@@ -88,7 +88,8 @@ def library_ids(folder, given):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return tokenizer(given, truncation=True)["input_ids"]
+    padding = {} if length is None else {"padding": "max_length", "max_length": length}
+    return tokenizer(given, truncation=True, **padding)["input_ids"]
 
 
 def trimmed(ids, padding_id):
@@ -118,10 +119,11 @@ def test_a_family_has_its_librarys_vectors_tokens_and_cuts(save, tmp_path, capsy
         for side, rows in found.items()
     }
     given = texts(1000)
-    padding = config.required_text.padding_id if config.required_text.has_fixed_length else None
+    is_fixed, padding = config.required_text.has_fixed_length, config.required_text.padding_id
     own = [list(encoder.encode(each)) for each in given]
-    pairs = zip(own, library_ids(tmp_path / "checkpoint", given), strict=True)
-    num_equal = sum(trimmed(ours, padding) == trimmed(ids, padding) for ours, ids in pairs)
+    theirs = library_ids(tmp_path / "checkpoint", given, config.preprocess.max_caption_tokens if is_fixed else None)
+    ends = padding if is_fixed else None  # open_clip pads all alike
+    num_equal = sum(trimmed(ours, ends) == trimmed(ids, ends) for ours, ids in zip(own, theirs, strict=True))
     batch = make_batch(config, [encoder.encode(each).tolist() for each in captions[:9]])
     check_every_cut(model.folder, batch)
     num_cuts = int(np.prod([config.num_layers[side] + 1 for side in ("vision", "text")])) + 1

@@ -1,0 +1,59 @@
+"""The page's field of an instruction: there where the model takes one, searched with, and in the address."""
+
+import json
+import shutil
+
+import pytest
+from playwright.sync_api import expect
+from running_server import running
+from served import make_store
+
+import embedder
+
+OWN, OTHER, WORDS = "Find pictures.", "two birds", "a red car"
+
+
+@pytest.fixture(scope="module")
+def instructed(tiny_model, tmp_path_factory):
+    """Address of a service whose model's prompt has a place for an instruction, and its store."""
+    folder = tmp_path_factory.mktemp("instructed")
+    model = shutil.copytree(tiny_model, folder / "model")
+    config = json.loads((model / "config.json").read_text())
+    config["preprocess"]["query_prompt"] = f"Instruct: {OWN}\nQuery: "
+    (model / "config.json").write_text(json.dumps(config))
+    made, _ = make_store(folder, model)
+    with running(made.store, cache_dir=folder / "cache") as url:
+        yield url, embedder.open_store(made.store)
+
+
+def scores_of(answer):
+    return [round(hit["score"], 5) for hit in answer.json()["answers"][0]["hits"]]
+
+
+def test_words_are_searched_with_the_instruction_of_the_field(open_page, instructed):
+    url, store = instructed
+    store_scores = {
+        each: [round(hit.score, 5) for hit in store.search(WORDS, k=40, instruction=each)] for each in (None, OTHER)
+    }
+    page = open_page(f"{url}/?q={WORDS.replace(' ', '+')}")
+    expect(page.locator("#left .grid .tile-link").first).to_be_visible()
+    page.reload()  # the first text has told the service what its model takes
+    page.locator("#refine summary").click()
+    field = page.locator("#instruction")
+    expect(field).to_have_attribute("placeholder", OWN)
+    with page.expect_response(lambda answer: answer.url.endswith("/search")) as asked:
+        field.fill(OTHER)
+        field.press("Enter")
+    assert scores_of(asked.value) == store_scores[OTHER] != store_scores[None]
+    assert "instruction=two+birds" in page.url
+    page.goto("about:blank")
+
+
+def test_a_model_that_takes_none_has_no_field(open_page, url):
+    page = open_page(f"{url}/?q=car")
+    expect(page.locator("#left .grid .tile-link").first).to_be_visible()
+    page.reload()
+    page.locator("#refine summary").click()
+    expect(page.locator("#not")).to_be_visible()
+    expect(page.locator("#instruction")).to_be_hidden()
+    page.goto("about:blank")
