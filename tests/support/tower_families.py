@@ -69,7 +69,7 @@ def beside_default(family) -> ModelConfig:
     if is_vision and tower.shared_decoder is not None:
         text = tower.shared_decoder
     resize = "crop" if vision.patch_px is None else "patches"
-    preprocess = PreprocessConfig(image_size=SIDE_PX, max_caption_tokens=MAX_TOKENS, resize=resize)
+    preprocess = PreprocessConfig(image_size=vision.side_px, max_caption_tokens=MAX_TOKENS, resize=resize)
     return ModelConfig(name="tiny", trained=False, embedding_dim=24, vision=vision, text=text, preprocess=preprocess)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from picture_decoders import (
 )
 from safetensors.torch import load_file, save_file
 from tower_checks import check_every_cut, check_every_part_matters, check_refused, run_stages, vectors
-from transformers import AutoProcessor
+from transformers import AutoModel, AutoProcessor
 
 from embedder.steps.caption_encoder import CaptionEncoder
 from shards.activations import Batch, TowerState
@@ -31,6 +32,12 @@ from shards.weights import WEIGHTS_FILE
 
 OLDER = ["qwen2_vl", "qwen2_5_vl"]
 DEPTH, DECODER = 5, 4  # layers before the decoder's, and the decoder's
+GME_FORM = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+    "<|im_start|>assistant\n<|endoftext|>"
+)
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+GME_TEMPLATE = PAGE.read_text("utf-8").partition("```jinja\n")[2].partition("\n```")[0]
 NUM_ITEMS, NUM_TEXTS = 64, 1000
 SCRIPTS = ["latin", "кириллица", "日本語の文字", "नमस्ते", "مرحبا", "한국어", "👩‍👩‍👧🙂", "e\u0301\n\n  "]
 
@@ -131,6 +138,25 @@ def test_both_forms_of_tensor_names_give_the_same_weights(family, tmp_path):
     assert all(torch.equal(own[name], other[name]) for name in own)
 
 
+def test_a_template_can_write_the_conversation_of_a_models_own_code(family, tmp_path):
+    """GME's: an instruction of its own, and one more token at the end, whose vector counts."""
+    folder = shutil.copytree(family.checkpoint, tmp_path / "in")
+    (folder / "chat_template.jinja").write_text(GME_TEMPLATE)
+    config = import_checkpoint(folder, tmp_path / "out")
+    processor, model = (each.from_pretrained(folder) for each in (AutoProcessor, AutoModel))
+    state = tokenise(tmp_path / "out", TEXTS)
+    for ids, text in zip(state.values.split(state.lengths.tolist()), TEXTS, strict=True):
+        assert ids.tolist() == processor.tokenizer(GME_FORM.format(text))["input_ids"]
+    images = pictures(SIZES[:4])
+    shard = load_shard(tmp_path / "out", whole_model(config))
+    found = vectors(shard(Batch(decode(config, images), None)))["vision"]
+    form = GME_FORM.format("<|vision_start|><|image_pad|><|vision_end|>")
+    for row, image in zip(found, images, strict=True):
+        with torch.no_grad():
+            last = model.eval()(**processor(text=[form], images=[image], return_tensors="pt")).last_hidden_state[0, -1]
+        assert float((row - torch.nn.functional.normalize(last, dim=-1)).abs().max()) < 1e-5
+
+
 def rename(name, is_new):
     if is_new:
         return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
@@ -159,7 +185,7 @@ def test_what_cannot_be_imported_is_refused_by_name(family, tmp_path, change, me
 
 
 def many_texts(limit, number):
-    """Texts of several scripts, from one word to more than `limit` tokens."""
+    """Texts of several scripts, of one to `limit` words."""
     generator = np.random.default_rng(1)
     lengths = np.geomspace(1, limit, number).astype(int)
     return [" ".join(generator.choice(SCRIPTS, length)).strip() or "a" for length in lengths]
@@ -176,10 +202,10 @@ def test_many_pictures_and_texts_have_transformers_own_vectors(families, name):
         family.embed(vision=decode(family.config, images))["vision"], [family.library(image=each)[0] for each in images]
     )
     limit = family.config.preprocess.max_caption_tokens
-    texts = many_texts(limit // 40, NUM_ITEMS)
-    words = largest(
-        family.embed(text=tokenise(family.model, texts))["text"], [family.library(text=each)[0] for each in texts]
-    )
+    texts = many_texts(limit // 15, NUM_ITEMS)
+    state = tokenise(family.model, texts)
+    assert limit * 3 // 4 < int(state.lengths.max()) < limit
+    words = largest(family.embed(text=state)["text"], [family.library(text=each)[0] for each in texts])
     print(f"{name}: largest difference of pictures {pixels:.1e}, of texts {words:.1e}")
     assert max(pixels, words) < 1e-5
     processor = AutoProcessor.from_pretrained(family.checkpoint)
