@@ -6,9 +6,10 @@ the same order, and published as a migration. Columns that `[metadata]` leaves o
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Self
 
@@ -174,11 +175,8 @@ def fill_metadata(
     items = _read_items(RecordTable(files, "items", current.items), ids)
     names = tuple(name for name in BY_NAME if name in {*known, *wanted})
     with HeaderReaders(limits or DecodeLimits(), wanted) as readers:
-        filled = (
-            (number, _fill(table, part.path, items, (wanted, lacking.emptied), readers))
-            for number, part in enumerate(parts_at(files, current)[""]["embeddings"])
-        )
-        new = _publish_filled(files, current, filled, choose_index, names)
+        fill = partial(_fill, table, items, (wanted, lacking.emptied), readers)
+        new = _publish_filled(files, current, fill, choose_index, names)
         return new, readers.count(lacking)
 
 
@@ -193,18 +191,19 @@ def _refuse_unfinished(files: StoreFiles) -> None:
 def _publish_filled(
     files: StoreFiles,
     current: Current,
-    filled: Iterable[tuple[int, pa.Table | None]],
+    fill: Callable[[str], pa.Table | None],
     choose_index: IndexChoice,
     names: tuple[str, ...],
 ) -> Published | None:
-    """Publish part files with their new rows, by number, every ten minutes and at the end; return the last version."""
+    """Publish part files with the rows that `fill` gives, every ten minutes and at the end; return the last version."""
     new, operation, like, published_s = None, None, current, time.monotonic()
     parts = parts_at(files, current)
     own = parts[""]["embeddings"]
-    for number, rows in filled:
+    for number, part in enumerate(own):
+        rows = fill(part.path)
         if rows is not None:
             operation = operation or begin(files, "migration", like)
-            name = rewritten_name(operation.run_id, "", "metadata", [own[number].path])
+            name = rewritten_name(operation.run_id, "", "metadata", [part.path])
             own[number] = store_part(files, "embeddings", name, rows, session="")
         is_due = time.monotonic() - published_s > PUBLISH_EVERY_S or number == len(own) - 1
         if operation is not None and is_due:
@@ -253,10 +252,10 @@ def _read_items(table: RecordTable, ids: pa.Array) -> pa.Table:
 
 def _fill(
     table: RecordTable,
-    path: str,
     items: pa.Table,
     columns: tuple[Collection[str], Collection[str]],
     readers: HeaderReaders,
+    path: str,
 ) -> pa.Table | None:
     """Return the rows of a part file with their columns; None if nothing about them changes.
 
