@@ -11,7 +11,8 @@ from embedder.store.layout import StoreInfo
 from embedder.store.publish.history import latest_publications, same_rows
 from embedder.store.publish.query_towers import MANIFEST_FILE, TowersManifest, towers_path
 from embedder.store.tables.row_folders import rows_path
-from embedder.store.tables.words import WORDS_FOLDER, searched_column, words_path
+from embedder.store.tables.tables import RecordTable
+from embedder.store.tables.words import WORDS_FOLDER, has_keywords, searched_column, words_path
 from embedder.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.store_check.parts import Counts
 from embedder.store_check.scope import CheckedModel
@@ -90,11 +91,19 @@ def check_words(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
         found = f"it is of embeddings version {manifest.embeddings_version}"
         findings.append(Finding("error", model.place(folder), found, "its folder is named by its version", cure))
     num_captions = num_valid.get(searched_column(model.files))
-    if num_captions is not None and num_captions != manifest.num_captions:
+    if num_captions is not None and not _may_have(model, num_captions, manifest.num_captions):
         found = f"it has {plural(manifest.num_captions, 'text' if model.name else 'caption')}"
         rule = f"the published embeddings have {num_captions:,}"
         findings.append(Finding("error", model.place(folder), found, rule, cure))
     return findings
+
+
+def _may_have(model: CheckedModel, num_captions: int, num_found: int) -> bool:
+    """Return whether a word index may have so many texts: those of captions, and of rows with keywords alone."""
+    if num_found <= num_captions or model.name:
+        return num_found == num_captions
+    schema = attempt(lambda: RecordTable(model.files, "embeddings", model.current.embeddings).schema)
+    return not isinstance(schema, Unreadable) and has_keywords(schema)
 
 
 def check_row_files(model: CheckedModel, *, deep: bool) -> list[Finding]:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from embedder.store.tables.tables import ROWS_PER_PIECE, RecordTable
+from embedder.store.tables.words import read_texts
 from embedder.store_index.analyser import RULES, Analyser
 from embedder.store_index.word_parts import (
     Numbers,
@@ -112,9 +113,10 @@ def build_words(table: RecordTable, folder: Path, analyser: Analyser, column: st
     started = time.monotonic()
     writer = _Writer(folder, analyser)
     first = 0
-    for piece in table.pieces([column]):
-        writer.add(piece[column], np.arange(first, first + piece.num_rows, dtype="<u4"))
-        first += piece.num_rows
+    for paths in table.path_pieces():
+        texts = read_texts(table, column, paths)[column]
+        writer.add(texts, np.arange(first, first + len(texts), dtype="<u4"))
+        first += len(texts)
     writer.merge(0)
     return writer.finish(table.version, started)
 
@@ -210,7 +212,7 @@ def _hash_captions(
         waiting, num_rows = list[str](), 0
         for path in [*paths, None]:
             if waiting and (path is None or num_rows >= ROWS_PER_PIECE):
-                keys = table.read(["item_id", "segment", column], waiting)
+                keys = read_texts(table, column, waiting, ["item_id", "segment"])
                 connection.register("keys", keys)
                 found = connection.execute(f'SELECT hash(item_id, segment, "{column}") AS key FROM keys').fetchnumpy()
                 places = [np.arange(sizes[each], dtype=np.int64) + starts[each] for each in waiting]

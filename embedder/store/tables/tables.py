@@ -111,15 +111,19 @@ class RecordTable:
 
     def pieces(self, columns: list[str]) -> Iterator[pa.Table]:
         """Read rows, some hundred thousand at a time; StoreError if a file is missing or damaged."""
+        return (self.read(columns, paths) for paths in self.path_pieces())
+
+    def path_pieces(self) -> Iterator[list[str]]:
+        """Yield the files in order, those of some hundred thousand rows at a time."""
         paths, num_rows = list[str](), 0
         for part in self.parts():
             paths.append(part.path)
             num_rows += part.num_rows
             if num_rows >= ROWS_PER_PIECE:
-                yield self.read(columns, paths)
+                yield paths
                 paths, num_rows = [], 0
         if paths:
-            yield self.read(columns, paths)
+            yield paths
 
     def read_vectors(self, column: str, paths: Sequence[str] | None = None) -> VectorColumn:
         """Read the vectors of some files (None: all) into one matrix, in the order of files and rows.

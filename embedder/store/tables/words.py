@@ -1,19 +1,24 @@
 """Word indexes of a model: `words/NNNNNN/`, named after the version of the embeddings table whose texts it has.
 
-The main model's is of the captions, a further one's of its output `words`, as text recognition gives.
+The main model's is of captions with their keywords, a further one's of its output `words`, as text recognition gives.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.store.backends import FileInfo, manifests_first
 from embedder.store.files import StoreFiles
+from embedder.store.tables.tables import RecordTable
 
 WORDS_FOLDER = "words"
 WORDS_COLUMN = "words"
 """Output of a further model that hybrid search reads, one text a row."""
+KEYWORDS = pa.field("keywords", pa.list_(pa.string()))
+"""Column of the medium whose words join the captions'."""
+LARGE = pa.large_string()
 _FILE = re.compile(rf"{WORDS_FOLDER}/(?P<version>\d{{6,}})/.+")
 
 
@@ -34,6 +39,23 @@ def words_column(files: StoreFiles, schema: pa.Schema | None) -> str | None:
         schema is not None and name in schema.names and schema.field(name).type in (pa.string(), pa.large_string())
     )
     return name if is_text else None
+
+
+def has_keywords(schema: pa.Schema | None) -> bool:
+    """Return whether a main model's embeddings table has keywords besides captions."""
+    return schema is not None and KEYWORDS.name in schema.names and schema.field(KEYWORDS.name).type == KEYWORDS.type
+
+
+def read_texts(table: RecordTable, column: str, paths: list[str], others: Sequence[str] = ()) -> pa.Table:
+    """Read what is searched of some files, as `column`, and `others`: captions with their keywords behind them."""
+    if column == WORDS_COLUMN or not has_keywords(table.schema):
+        return table.read([*others, column], paths)
+    rows = table.read([*others, column, KEYWORDS.name], paths)
+    captions, lists = rows[column].cast(LARGE).combine_chunks(), rows[KEYWORDS.name].combine_chunks()
+    keywords = pc.if_else(pc.greater(pc.list_value_length(lists), 0), pc.binary_join(lists, "\n"), None).cast(LARGE)
+    both = pc.binary_join_element_wise(captions, keywords, pa.scalar("\n", LARGE))  # null where one is
+    texts = pc.coalesce(both, captions, keywords)
+    return rows.drop_columns([KEYWORDS.name]).set_column(len(others), column, pa.chunked_array([texts]))
 
 
 def unneeded_words(files: StoreFiles, versions: Collection[int]) -> list[FileInfo]:

@@ -29,6 +29,7 @@ from embedder.steps.item_captions import CaptionReader
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.store.files import StoreFiles
 from embedder.store.maintenance.compact import same_index
+from embedder.store_check.check import check_store
 
 FILES = Path(__file__).parents[1] / "media" / "caption_files"
 SIDECAR = '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description %s/></rdf:RDF>'
@@ -144,6 +145,9 @@ def test_keywords_are_a_column_of_lists(make_run, photos, tmp_path):
         "plain.jpg": ["tree", "house"],
     }
     store = embedder.open_store(config.store)
+    by_words = store.search("cowes week", hybrid=True, k=20)
+    assert [hit.item_id for hit in by_words if hit.words_rank is not None] == ["keywords.jpg"]
+    assert not check_store(StoreFiles(config.store)).findings
     hits = store.search("a tree", where="list_contains(keywords, 'house')")
     assert {hit.item_id: hit.medium["keywords"] for hit in hits} == {
         name: found[name] for name in ("keywords.jpg", "plain.jpg")
@@ -161,6 +165,8 @@ def test_rows_without_keywords_get_them_from_headers(make_run, photos):
     embedded(config)
     _, filled = fill_metadata(StoreFiles(config.store), tuple(BY_NAME), same_index)
     assert filled.num_read == 7
+    by_words = embedder.open_store(config.store).search("cowes week", hybrid=True, k=20)
+    assert [hit.item_id for hit in by_words if hit.words_rank is not None] == ["keywords.jpg"]
     found = {key[0]: row["keywords"] for key, row in rows_of(config).items() if row["keywords"]}
     assert found == {"all.jpg": ["one", "three", "two"], "keywords.jpg": ["sailing", "Cowes Week"]}
 
