@@ -70,12 +70,12 @@ def import_checkpoint(
     # A library saves the random weights of a new model like any others.
     if config.trained and (fresh_towers(out) or _has_first_temperature(folder, Path(out))):
         config = config.model_copy(update={"trained": False})
-    config = _joined(config) if join_captions else config
+    config = _join_captions(config) if join_captions else config
     (Path(out) / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
     return config
 
 
-def _joined(config: ModelConfig) -> ModelConfig:
+def _join_captions(config: ModelConfig) -> ModelConfig:
     preprocess = config.preprocess.model_copy(update={"joins_captions": True})
     return config.model_copy(update={"preprocess": preprocess})
 
