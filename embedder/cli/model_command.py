@@ -49,17 +49,8 @@ def model_import(
     if text is not None and albert is not None:
         raise ConfigError("--albert is the old name of --text; give --text alone")
     joined = text if text is not None else albert
-    if reranker and (config_only or joined is not None or join_captions):
-        raise ConfigError(
-            "--reranker imports one whole checkpoint; leave out --config-only, --text and --join-captions"
-        )
-    if join_captions and (joined is not None or config_only):
-        raise ConfigError(
-            "--join-captions is for a whole checkpoint whose pictures pass through the layers of its texts"
-        )
+    _check_options(joined, is_config_only=config_only, joins_captions=join_captions, is_reranker=reranker)
     if config_only:
-        if joined is not None:
-            raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
         model = import_config(_checkpoint(source, config_only=True), out, name=model_name(source))
         planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
         return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
@@ -74,10 +65,21 @@ def model_import(
     if albert is not None:
         shown.append("--albert is called --text now; the old name goes with the next release")
     shown += _import_notes(model, out, is_joined=joined is not None)
-    if model.preprocess.joins_captions:
-        shown.append("a picture's vector is of the picture and its caption; a query is still a picture or a text")
     shown += read_import_record(out).get("decisions", [])
     return Result({"out": out, "trained": model.trained}, shown)
+
+
+def _check_options(joined: str | None, *, is_config_only: bool, joins_captions: bool, is_reranker: bool) -> None:
+    if is_reranker and (is_config_only or joined is not None or joins_captions):
+        raise ConfigError(
+            "--reranker imports one whole checkpoint; leave out --config-only, --text and --join-captions"
+        )
+    if joins_captions and (joined is not None or is_config_only):
+        raise ConfigError(
+            "--join-captions is for a whole checkpoint whose pictures pass through the layers of its texts"
+        )
+    if is_config_only and joined is not None:
+        raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
 
 
 def _checkpoint(source: str, *, config_only: bool = False) -> Path:
@@ -99,6 +101,8 @@ def _import_notes(model: "ModelConfig", out: Path, *, is_joined: bool) -> list[s
         notes.append("its projections are fresh: search with it means nothing before training")
     if fresh_towers(out) or not (is_joined or model.trained):
         notes.append(f"{untrained_reason(out)}: search with it means nothing before training")
+    if model.preprocess.joins_captions:
+        notes.append("a picture's vector is of the picture and its caption; a query is still a picture or a text")
     if model.text is None:
         notes.append(
             "it has a vision tower alone: it embeds images, and finds them by images; of a timm checkpoint, --text DIR "

@@ -234,7 +234,7 @@ def test_torch_encodes_its_queries(model, tmp_path):
         ("config.json", {"vision_config": {"out_hidden_size": 16}}, "out_hidden_size = 16"),
         ("config.json", {"text_config": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}}, "rope_parameters"),
         ("config.json", {"image_token_id": 399}, "chat template|image_token_id"),
-        ("config.json", {"model_type": "qwen2_5_vl"}, "model_type = 'qwen2_5_vl'"),
+        ("config.json", {"model_type": "qwen2_audio"}, "model_type = 'qwen2_audio'"),
         ("processor_config.json", {"image_processor": {"merge_size": 3}}, "merge_size = 3: the model has 2"),
         ("processor_config.json", {"image_processor": {"size": {"shortest_edge": 250}}}, "multiples of a patch's 16"),
         ("chat_template.jinja", "", "chat template"),
