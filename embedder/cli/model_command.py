@@ -40,7 +40,7 @@ def model_import(
     read()
 
     from embedder.storage.model_download import model_name
-    from shards.convert import import_checkpoint, import_config, import_reranker, import_timm_and_text
+    from shards.convert import import_checkpoint, import_reranker, import_timm_and_text
     from shards.model_summary import read_import_record
 
     if text is not None and albert is not None:
@@ -49,11 +49,7 @@ def model_import(
     if reranker and (config_only or joined is not None):
         raise ConfigError("--reranker imports one whole checkpoint; leave out --config-only and --text")
     if config_only:
-        if joined is not None:
-            raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
-        model = import_config(_checkpoint(source, config_only=True), out, name=model_name(source))
-        planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
-        return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
+        return _import_config(source, out, is_joined=joined is not None)
     if reranker:
         model = import_reranker(_checkpoint(source), out, name=model_name(source))
         return Result({"out": out, "trained": model.trained}, [f"re-ranker: {out}"])
@@ -67,6 +63,18 @@ def model_import(
     shown += _import_notes(model, out, is_joined=joined is not None)
     shown += read_import_record(out).get("decisions", [])
     return Result({"out": out, "trained": model.trained}, shown)
+
+
+def _import_config(source: str, out: Path, *, is_joined: bool) -> Result:
+    """Write a checkpoint's configuration alone."""
+    from embedder.storage.model_download import model_name
+    from shards.convert import import_config
+
+    if is_joined:
+        raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
+    model = import_config(_checkpoint(source, config_only=True), out, name=model_name(source))
+    planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
+    return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
 
 
 def _checkpoint(source: str, *, config_only: bool = False) -> Path:
