@@ -124,6 +124,7 @@ def test_what_is_no_reranker_is_refused(tiny_model, model, make_run, tmp_path):
     with pytest.raises(ConfigError, match="the query fills the 4,096 tokens"):
         embedder.YesNoReranker(model).load().process(batch_of(["long " * 4000], [None], ["x"]))
     without = save_checkpoint(tmp_path / "without")
-    check_refused(import_reranker, without, tmp_path / "out", "its tokeniser has no token for yes or no")
+    (tmp_path / "outs").mkdir()
+    check_refused(import_reranker, without, tmp_path / "outs" / "out", "its tokeniser has no token for yes or no")
     ended = run_here("model", "import", without, "--out", tmp_path / "out", "--reranker", "--config-only")
     assert "--reranker imports one whole checkpoint" in ended.stderr
