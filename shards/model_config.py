@@ -160,8 +160,9 @@ class ModelConfig(ModelSection):
     def to_json(self) -> str:
         """Return the text of config.json, which older versions read, too, where it says nothing new."""
         unset: dict[str, Any] = {key: True for key in ("dimensions", "matryoshka") if getattr(self, key) is None}
-        if not self.preprocess.instruction_form:
-            unset["preprocess"] = {"instruction_form": True}
+        unset["preprocess"] = {
+            key for key in ("instruction_form", "joins_captions") if not getattr(self.preprocess, key)
+        }
         return self.model_dump_json(indent=2, exclude=unset) + "\n"
 
 

@@ -40,6 +40,7 @@ from embedder.store.store_info import output_columns, served_info
 from embedder.store.tables.tables import RecordTable
 from embedder.user_steps.declared_steps import check_columns
 from shards.plan import ShardPlan
+from shards.preprocess import QUERY_PLACE
 
 EMBED = IngestOptions()
 CAPTION_FILE = r"\.(txt|json)$"
@@ -92,6 +93,7 @@ def open_inputs(
     if not config.source and options.given is None:
         raise ConfigError("no source: give SOURCE, or a [[source]] in the configuration file")
     model, files = open_model(model_uri), StoreFiles(store_uri)
+    _check_embeds(model)
     _check_places(config.source, files)
     _check_etags(config.listed)
     seen = read_current(files)
@@ -113,6 +115,15 @@ def open_inputs(
     info = with_former_columns(store_info(config.rows, model, dtype.dtype), files, seen, carried)
     models = (RunModel("", info, output_columns(info)), *further)
     return Inputs(config, options, model, plan, models, files, listing, seen, left_out, dtype, asked_colour)
+
+
+def _check_embeds(model: Model) -> None:
+    """Refuse a re-ranker, whose two values are no vector to search by."""
+    if QUERY_PLACE in model.config.preprocess.caption_prompt:
+        raise ConfigError(
+            f"model {model.uri}: it is a re-ranker, which scores hits and embeds nothing; give it to `embedder search "
+            "--rerank 50 --reranker`, and a model of vectors here"
+        )
 
 
 def _check_resources(compute: ComputeSettings, plan: ShardPlan) -> None:

@@ -16,6 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from embedder.errors import ConfigError
+from embedder.medium_columns import BY_NAME
 from embedder.retrieval.cities import find_city
 from embedder.storage.printable import is_text, printable, readable
 from embedder.store.schema import VECTOR_COLUMNS
@@ -128,7 +129,7 @@ def list_columns(where: str, columns: Mapping[str, str]) -> str:
     shown = [f"{_format_name(name)} {printable(kind, MAX_TYPE_CHARACTERS)}" for name, kind in columns.items()]
     more = f" and {len(shown) - MAX_LISTED:,} more" if len(shown) > MAX_LISTED else ""
     lists = [name for name, kind in columns.items() if kind.endswith("]") and not kind.startswith("STRUCT")]
-    asked = [name for name in lists if name.lower() in where.lower()] or lists
+    asked = [name for name in lists if name.lower() in where.lower()] or [each for each in lists if each not in BY_NAME]
     hints = [
         f"; ask for a value of a list as list_contains({_format_name(name)}, {_value(columns[name])})" for name in asked
     ]

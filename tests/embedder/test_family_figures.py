@@ -84,7 +84,9 @@ def library_ids(folder, given, length):
         import open_clip
 
         tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
-        return [list(np.trim_zeros(each.numpy(), "b")) for each in tokenizer(given)]
+        own = getattr(tokenizer, "tokenizer", None)  # of transformers, where texts have a tower of its
+        padding_id = 0 if own is None else own.pad_token_id
+        return [trimmed(each.tolist(), padding_id) for each in tokenizer(given)]
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

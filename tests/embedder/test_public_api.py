@@ -18,6 +18,7 @@ OFFERED = {
     "SearchOptions",
     "Stage",
     "Store",
+    "YesNoReranker",
     "build_index",
     "compare",
     "connect",

@@ -116,12 +116,15 @@ def test_a_search_is_ordered_by_it(model, library, make_run, tmp_path):
     assert (ended.code, "--rerank N and --reranker DIR go together" in ended.stderr) == (2, True)
 
 
-def test_what_is_no_reranker_is_refused(tiny_model, model, tmp_path):
+def test_what_is_no_reranker_is_refused(tiny_model, model, make_run, tmp_path):
+    with pytest.raises(ConfigError, match="it is a re-ranker, which scores hits and embeds nothing"):
+        embedder.embed(make_run(samples.folder(tmp_path / "in", num_clips=0), model=model))
     with pytest.raises(ConfigError, match="it is no re-ranker; give a folder of `embedder model import --reranker`"):
         embedder.YesNoReranker(str(tiny_model))
     with pytest.raises(ConfigError, match="the query fills the 4,096 tokens"):
         embedder.YesNoReranker(model).load().process(batch_of(["long " * 4000], [None], ["x"]))
     without = save_checkpoint(tmp_path / "without")
-    check_refused(import_reranker, without, tmp_path / "out", "its tokeniser has no token for yes or no")
+    (tmp_path / "outs").mkdir()
+    check_refused(import_reranker, without, tmp_path / "outs" / "out", "its tokeniser has no token for yes or no")
     ended = run_here("model", "import", without, "--out", tmp_path / "out", "--reranker", "--config-only")
     assert "--reranker imports one whole checkpoint" in ended.stderr
