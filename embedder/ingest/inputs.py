@@ -189,8 +189,9 @@ def with_former_columns(
     """
     of_medium, of_steps, others = {*info.medium_columns}, dict[str, str](), {*carried}
     bound = read_record(files, STORE_FILE, StoreInfo) if current is not None else None
-    if bound is not None:
-        served, table = served_info(bound, current), RecordTable(files, "embeddings")
+    if bound is not None and current is not None:
+        served = served_info(bound, current)
+        table = RecordTable(files, "embeddings", current.embeddings)
         of_medium, of_steps = of_medium | {*served.medium_columns}, served.step_columns
         others |= {*(table.schema.names if table.schema is not None else ())} - {*served.medium_columns}
     of_steps = of_steps | info.step_columns

@@ -25,14 +25,16 @@ _PLACEHOLDER = re.compile(
             r"dcim[\\/].*|default|screenshot|untitled|unnamed|none|null|n/a|image description",
             r"(?:cof|edf|nor|sdr|hdr|hdrpl|rhdr|rpt|rbt|bty|btf|fbt|mde|ptr|dav|srb|burst|o?znor|fznor|ptfbty|fptbty|rptnr)"
             r"(?:_?(?:soft|vivid|bright|000|wo|hdr))*",
-            r"(?:\s*[\w.]+ ?: ?[^;:]{0,40};){2,}.*",  # settings of a filter: `filter: 0; intensity: 0.0;`
+            # settings of a filter: `filter: 0; intensity: 0.0;`
+            r"(?:file?ter(?:intensity)?|mask|module|touch|jpegrotation) ?: ?[^;]{0,40};.*",
             # programs
             r"(?:created|written|processed|generated) (?:with|by) (?:the )?(?:gimp|imagegear|imagemagick|paint|ebay).*",
             r"lead technologies inc\. v[\d.]+|acd systems digital imaging|applemark|creator: gd-jpeg.*",
             r"file written by adobe photoshop.*|handmade software, inc\. image alchemy.*|intel\(r\) jpeg library.*",
             # names of files: `IMG_1234`, `DSC_0001.JPG`
             r"[^\s/\\]+\.(?:jpe?g|png|heic|heif|tiff?|webp|gif|bmp|mp4|mov|dng|nef|cr[23]|arw|raf|orf|rw2)",
-            r"(?:img|dsc[nf]?|dscf|pict|imgp|mvi|gopr|pxl|vid|p[0-9a-f]|dji|wp|scan|image|photo)[_ -]?\d{3,}[\d_-]*",
+            r"(?:img|dsc[nf]?|dscf|pict|imgp|mvi|gopr|pxl|vid|p[0-9a-f]|dji|wp)[_ -]?\d{3,}[\d_-]*",
+            r"(?:scan|image|photo)[_-]?\d{3,}[\d_-]*",
         )
     ),
     re.IGNORECASE,

@@ -1,6 +1,8 @@
 """Places by name: the cities of GeoNames with 15,000 inhabitants or more, offline, from the extra `places`."""
 
 import difflib
+import threading
+import unicodedata
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -10,6 +12,7 @@ from embedder.installation import InstallationError, require
 from embedder.storage.printable import printable
 
 MAX_LIKE = 3
+_LOCK = threading.Lock()
 
 
 class City(NamedTuple):
@@ -32,8 +35,9 @@ def find_city(name: str) -> City:
         require("places", f"a place by its name, {printable(name, 60)!r}")
     except InstallationError as error:
         raise ConfigError(f"{error}; or give latitude and longitude") from None
-    town, _, region = (each.strip().casefold() for each in name.partition(","))
-    own, others = _cities_by_name()
+    town, _, region = (each.strip().casefold() for each in unicodedata.normalize("NFC", name).partition(","))
+    with _LOCK:  # two that load it at once would take twice its memory
+        own, others = _cities_by_name()
     for cities in (own.get(town, ()), others.get(town, ())):
         if found := [city for city in cities if not region or region in city.regions]:
             return max(found, key=lambda city: city.population)

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
@@ -91,20 +92,23 @@ class Hits(list[Hit]):
         Raises:
             ConfigError: no hit has such a column, or its values can't be compared.
         """
-        name, _, direction = column.strip().partition(" ")
+        name, _, direction = column.strip().rpartition(" ")
+        is_falling = direction.lower() == "desc"
+        name = name.strip() if name and direction.lower() in ("asc", "desc") else column.strip()
         known = {*BY_NAME, *(each.name for each in fields(Hit)), *(each for hit in self for each in hit.carryover)}
-        if direction.strip().lower() not in ("", "asc", "desc") or (self and name not in known):
+        if self and name not in known:
             raise ConfigError(
                 f"sort {printable(column, 60)!r}: write a column of the hits, with ' desc' if the greatest value is "
                 f"to be first; they have {', '.join(sorted(known))}"
             )
         values: dict[int, Any] = {id(hit): {**vars(hit), **hit.medium, **hit.carryover}.get(name) for hit in self}
-        ordered = [hit for hit in self if values[id(hit)] is not None]
+        values = {each: value for each, value in values.items() if not _is_none(value)}
+        ordered = [hit for hit in self if id(hit) in values]
         try:
-            ordered.sort(key=lambda hit: values[id(hit)], reverse=direction.strip().lower() == "desc")
+            ordered.sort(key=lambda hit: values[id(hit)], reverse=is_falling)
         except TypeError as error:
             raise ConfigError(f"sort {printable(column, 60)!r}: {error}; sort by times, numbers or texts") from None
-        self[:] = [*ordered, *(hit for hit in self if values[id(hit)] is None)]
+        self[:] = [*ordered, *(hit for hit in self if id(hit) not in values)]
 
     def save_sheet(self, path: str | Path, title: str = "") -> None:
         """Write a contact sheet: the image that was searched with, then each hit with score, caption and time.
@@ -195,6 +199,10 @@ class Answers(list[Hits]):
 
     def _repr_html_(self) -> str:
         return "".join(f"<h4>{_as_html(hits.query)}</h4>{hits._repr_html_()}" for hits in self)
+
+
+def _is_none(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def carried_types(answers: "Iterable[Hits]") -> "dict[str, pa.DataType]":

@@ -18,7 +18,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -30,7 +29,7 @@ from embedder.retrieval.ranking import Doubles, Ranking, RowNumbers
 from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.files import StoreFiles
 from embedder.store.tables.tables import RecordTable
-from embedder.store.tables.words import searched_column
+from embedder.store.tables.words import has_keywords, searched_column
 from embedder.store_index import keep_words
 from embedder.store_index.analyser import RULES, UNICODE, Analyser, hash_term
 from embedder.store_index.index_versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies
@@ -232,7 +231,7 @@ def open_words(files: StoreFiles, table: RecordTable, column: str = "caption") -
         return CaptionWords(keep_words.open_words(files, table.version))
     # A hash of the content: no two part files of a store have the same name.
     marks = [part.key for part in table.parts() if part.deletion_vector is not None]
-    own = [column] if column != "caption" else []
+    own = [column] if column != "caption" else ["keywords"] if has_keywords(table.schema) else []
     content = [UNICODE, RULES, table.files.address, table.paths(), *([marks] if marks else []), *own]
     folder = cache_folder(COPIES_FOLDER) / f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
     return CaptionWords(_open_cached(folder) or _build(folder, table, column))
@@ -292,12 +291,13 @@ class SearchedWords:
     def rank(self, text: str, depth: int, allowed: Mask) -> tuple[Rows, Rows]:
         """Return the table's rows by their words, best first, and those of them that say just what the query says.
 
-        These are captions that equal it, at the head of the ranking, and pictures that show it as a phrase.
+        These are captions that equal it, near the head of the ranking, and pictures that show it as a phrase.
         """
         rows = self.words.ranking(text, depth, allowed)
         if self.places is None:
             captions = self.texts(rows[:EXACT_DEPTH]) if len(rows) else []
-            return rows, rows[: sum(1 for _ in takewhile(lambda each: self.words.is_same(text, each or ""), captions))]
+            is_same = [self.words.is_same(text, each or "") for each in captions]  # keywords may put another before it
+            return rows, rows[: len(is_same)][is_same] if is_same else rows[:0]
         rows = self.places[rows].astype(np.int64)
         best = rows[:EXACT_DEPTH]
         texts = self.texts(best) if len(best) else []

@@ -124,7 +124,7 @@ def _stem(name: str) -> str:
 def medium_values(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the medium's columns in a `.json`: the time in UTC, and a place that isn't (0, 0)."""
     values: dict[str, Any] = {}
-    with suppress(AttributeError, TypeError, ValueError, OverflowError, OSError):
+    with suppress(AttributeError, LookupError, TypeError, ValueError, OverflowError, OSError):
         taken = datetime.fromtimestamp(int(tree["photoTakenTime"].get("timestamp")), UTC)
         values |= {"taken_at": taken.replace(tzinfo=None).isoformat(), "taken_offset_min": 0}
     for name in ("geoData", "geoDataExif"):

@@ -2,6 +2,7 @@
 
 import datetime
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,13 +13,14 @@ from embedding_runs import embedded
 
 import embedder
 from embedder.config import load_config
-from embedder.errors import ConfigError, StoreError
+from embedder.errors import ConfigError, RunFailedError, StoreError
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.fill_metadata import HeaderReader, fill_metadata
 from embedder.medium_columns import BY_NAME, NOT_IN_HEADERS
+from embedder.retrieval.hits import Hits
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.maintenance.compact import same_index
+from embedder.store.maintenance.compact import compact, same_index
 
 FILES = Path(__file__).parents[1] / "media" / "foreign_files"
 SAME = ("image_embedding", "text_embedding", "model_fingerprint", "preprocess_fingerprint", "content_version")
@@ -307,3 +309,40 @@ def test_an_ended_fill_goes_on_where_it_was(make_run, old_store, photos, monkeyp
     monkeypatch.setattr(HeaderReader, "read", real)
     assert fill(old_store)[1].num_files == 1
     assert all(row["format"] for row in rows_of(old_store.store).values())
+
+
+def test_a_store_of_earlier_columns_goes_on_after_a_refused_run_and_reads_rows_of_both(make_run, photos, tmp_path):
+    config = make_run(photos, metadata={"drop": ["keywords"]})
+    embed(config)
+    broken = [photos / f"broken{number}.png" for number in range(12)]
+    for path in broken:
+        path.write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    shutil.copy(FILES / "iptc.jpg", photos)
+    with pytest.raises(RunFailedError, match="guard rejects"):
+        refresh(make_run(photos))  # which has added the column to the table
+    for path in broken:
+        path.unlink()
+    refresh(make_run(photos))
+    assert refresh(make_run(photos)).num_items == 0
+    rows = rows_of(config.store)
+    assert rows["iptc.jpg", 0]["format"] == rows["tagged.jpg", 0]["format"] == "JPEG"
+    assert embedder.open_store(config.store).to_arrow().num_rows == len(rows)
+    assert compact(StoreFiles(config.store), choose_index=same_index)[0] is not None
+
+
+def test_rows_are_sorted_by_columns_with_blanks_and_numbers_that_are_none(make_run, photos):
+    hits = Hits(
+        [
+            replace(hit, carryover={"my price": price})
+            for hit, price in zip(found_hits(make_run(photos)), (3.0, float("nan"), 1.0), strict=False)
+        ]
+    )
+    hits.order_by("my price desc")
+    assert [hit.carryover["my price"] for hit in hits][:2] == [3.0, 1.0]
+    hits.order_by("my price")
+    assert [hit.carryover["my price"] for hit in hits][:2] == [1.0, 3.0]
+
+
+def found_hits(config):
+    embed(config)
+    return embedder.open_store(config.store).search("red", k=3)

@@ -9,7 +9,7 @@ import pytest
 from embedder.config import SourceConfig
 from embedder.sources.captions import CaptionRules, read_takeout
 from embedder.sources.listing import list_sources
-from embedder.sources.takeout import EDITED, match_names
+from embedder.sources.takeout import EDITED, match_names, medium_values
 
 NUM_FILES = 500
 TAKEN = {}
@@ -143,3 +143,7 @@ def test_a_bucket_is_matched_folder_by_folder(bucket, root):
         assert rows[f"{folder}a.jpg"] == f"s3://team/{root}{folder}a.jpg.json"
         assert rows[f"{folder}a(1).jpg"] == f"s3://team/{root}{folder}a.jpg(1).json"
         assert rows[f"{folder}b.jpg"] is None
+
+
+def test_a_description_without_a_time_is_taken():
+    assert medium_values({"description": "a dog"}) == {}
