@@ -27,11 +27,8 @@ def compile_layers(shard: Shard) -> Callable[[], None]:
     layers: list[Any] = []
     for side, tower in shard.config.towers.items():
         module = getattr(shard, side)
-        if module is None:
-            continue
-        numbers = tower.weight_numbers(shard.spec.layers_of(side))
-        names = {tower.prefix_of(number).removesuffix(".") for number in numbers}
-        layers += [each for name, each in module.named_modules() if name in names]  # a shared decoder's are the text's
+        for number in tower.weight_numbers(shard.spec.layers_of(side)) if module is not None else ():
+            layers.append(module.get_submodule(tower.prefix_of(number).removesuffix(".")))
     for layer in layers:
         layer.forward = partial(_run, layer.forward, torch.compile(layer.forward, dynamic=True))
 

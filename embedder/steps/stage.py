@@ -58,7 +58,8 @@ class TowerStage(Stage):
         with measure(f"{LOAD} {spec.index}") as load:
             self.shard = self._load(folder)
         self._compiled: CompiledShard | None = None
-        if spec.compile and isinstance(self.shard, Shard):
+        # Vision blocks of decoders with eyes would be compiled for each size of images.
+        if spec.compile and isinstance(self.shard, Shard) and not self.config.is_one_tower:
             self._compiled = CompiledShard(spec.index, self.shard)
         self._unreported_load = iter([self._start or load])
         self._batch_size = BatchSize(self._fitting_sizes() if _is_cuda(spec) else spec.batch_sizes)

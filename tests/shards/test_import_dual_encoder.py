@@ -128,6 +128,8 @@ def test_shards_of_an_imported_model_give_transformers_own_features(checkpoint, 
         "caption_prompt": "",
         "query_prompt": "",
         "max_caption_tokens": 40,
+        "instruction_form": "",
+        "joins_captions": False,
     }
     assert load_file(tmp_path / "out" / "model.safetensors")["logit_scale"].item() == 1.25
 

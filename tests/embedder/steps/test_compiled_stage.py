@@ -69,7 +69,7 @@ def rows_of(tower, num_rows, seed=0):
     elif tower.patch_px is None:
         columns["pixels"] = pack([generator.integers(0, 256, (1, SIDE_PX, SIDE_PX, 3), np.uint8)] * num_rows)
     else:
-        grids = [np.array([1, 2 + row % 3, 4], np.int32) for row in range(num_rows)]
+        grids = [np.array([1, (2 + row % 3) * tower.merge_size, 4], np.int32) for row in range(num_rows)]
         columns["pixels"] = pack(
             [generator.integers(0, 256, (g[1] * g[2], 3 * tower.patch_px**2), np.uint8) for g in grids]
         )
@@ -94,8 +94,26 @@ def compared(family, folder):
     return worst, num_graphs() - before, stage._compiled.is_compiled
 
 
+ONE_TOWERS = {
+    name for name, family in BY_NAME.items() if getattr(beside_default(family).vision, "shared_decoder", None)
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("name", sorted(ONE_TOWERS))
+def test_decoders_with_eyes_are_not_compiled(name, tmp_path):
+    model, side = model_of(BY_NAME[name], tmp_path / "model")
+    stage, table = (
+        TowerStage(spec_of(model, side, compile=True)).load(),
+        rows_of(load_model_config(model).towers[side], 3),
+    )
+    before = num_graphs()
+    assert vectors_of(stage(table), side).shape[0] == 3
+    assert num_graphs() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(BY_NAME.keys() - ONE_TOWERS))
 def test_compiled_towers_of_each_family_equal_eager_ones_and_few_graphs_serve_all_sizes(name, tmp_path):
     CppCodeCache.cache_clear()  # of kernels that another family has made in this process
     CppPythonBindingsCodeCache.cache_clear()
