@@ -151,6 +151,11 @@ class ModelConfig(ModelSection):
                 f"model {self.name!r} has a {next(iter(self.towers))} tower alone; training needs two towers, "
                 "so give a model for images and captions"
             )
+        if self.dimensions is not None:
+            raise ModelError(
+                f"model {self.name!r} keeps {self.dimensions} dimensions of its vectors; train it without "
+                "`dimensions`, and cut the result"
+            )
         if self.required_vision.patch_px is not None:
             raise ModelError(
                 f"model {self.name!r} has a {self.required_vision.label} tower, whose images keep their own "

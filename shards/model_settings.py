@@ -116,7 +116,10 @@ def instructed_prompt(preprocess: PreprocessConfig, instruction: str, where: str
     form = instruction_form(preprocess, of_items=of_items)
     if form is None:
         who = "items" if of_items else "queries"
-        raise ModelError(f"{where} takes no instruction of {who}: its prompts have no place for one; leave it out")
+        raise ModelError(
+            f"{where} takes no instruction of {who}: its prompts have no place for one; leave it out, or import its "
+            "checkpoint again if an earlier version made the folder"
+        )
     return form.replace(INSTRUCTION_PLACE, instruction.strip())
 
 

@@ -112,7 +112,10 @@ class BaseQueryEncoder(ABC):
         if instruction is None:
             return self._captions
         if self.instruction is None:
-            raise ConfigError(f"model {self.model.uri}: it takes no instruction of queries; leave it out")
+            raise ConfigError(
+                f"model {self.model.uri}: it takes no instruction of queries; leave it out, or import its "
+                "checkpoint again if an earlier version made the folder"
+            )
         if not is_text(instruction):
             raise ConfigError("instruction: it is not valid UTF-8; type it where UTF-8 is the encoding")
         prompt = instructed_prompt(self.model.config.preprocess, instruction, f"model {self.model.uri}")

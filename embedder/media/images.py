@@ -217,7 +217,7 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
     reducible = encoded.startswith(b"\xff\xd8")
     Image.MAX_IMAGE_PIXELS = max_pixels * MAX_DRAFT_REDUCTION if reducible else max_pixels
     try:
-        image = _open_file(encoded)
+        image = open_file(encoded)
         note_colour(image, encoded)
         note_form(image)
         return image
@@ -227,7 +227,7 @@ def open_image(encoded: bytes, max_pixels: int) -> Image.Image:
         raise DecodeError("TooManyPixels", f"{error} (`max_pixels`)") from None
 
 
-def _open_file(encoded: bytes) -> Image.Image:
+def open_file(encoded: bytes) -> Image.Image:
     """Open an image; a PNG without its profile if that is too large, a JPEG without metadata that Pillow can't read."""
     try:
         return Image.open(io.BytesIO(encoded), formats=FORMATS)

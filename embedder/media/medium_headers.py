@@ -8,10 +8,10 @@ import io
 from collections.abc import Collection, Sequence
 from typing import Any, BinaryIO
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from embedder.media.formats import HEIC, JPEG_XL
-from embedder.media.images import FORMATS, MAX_DRAFT_REDUCTION, ORIENTATION_TAG, form_of, note_form
+from embedder.media.images import FORMATS, MAX_DRAFT_REDUCTION, ORIENTATION_TAG, form_of, note_form, open_file
 from embedder.media.loaded_image import PictureForm
 from embedder.media.medium_values import picture_values
 from embedder.media.metadata_blocks import MAX_XMP_BYTES, MetadataBlocks, read_blocks, read_xmp
@@ -96,7 +96,12 @@ def _open_picture(
     if extra is not None:
         return PictureForm("RAW", (0, 0)), None, file
     Image.MAX_IMAGE_PIXELS = max_pixels * MAX_DRAFT_REDUCTION
-    image = Image.open(file, formats=FORMATS)
+    try:
+        image: Image.Image = Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError:  # of a JPEG with metadata that Pillow can't read, all bytes are needed
+        file.seek(0)
+        encoded = file.read(max_file_bytes)
+        image, file = open_file(encoded), io.BytesIO(encoded)
     note_form(image)
     turn = read_blocks(image, file).exif.get(ORIENTATION_TAG, 1)  # Pillow would decode a PNG to look behind its pixels
     return form_of(image, turn if isinstance(turn, int) else 1), image, file

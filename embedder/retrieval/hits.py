@@ -310,6 +310,10 @@ class Searchable(ABC, Generic[H]):
         """
         queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
         check_reranker(reranker, rerank)
+        if reranker is not None and "query" in reranker.columns_in and any(each.text is None for each in queries.parts):
+            raise ConfigError(
+                f"{type(reranker).__name__}: it scores what fits a text; search with one, or without rerank"
+            )
         wanted = options if reranker is None else replace(options, k=max(options.k, rerank))
         answers = self._answer(queries, wanted)
         for parts, hits in zip(queries.parts, answers, strict=True):

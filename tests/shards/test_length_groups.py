@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
+from shards.activations import TowerState
 from shards.length_groups import CPU_GROUPS, count_computed, gpu_groups, group_by_length
+from shards.towers.qwen3_vl import Qwen3VlTower
 
 
 def skewed(number: int, seed: int = 0) -> np.ndarray:
@@ -86,3 +89,13 @@ def test_a_group_on_a_gpu_holds_no_more_than_memory_allows():
     costs = gpu_groups(1e6, 1e15)
     groups = group_by_length(np.full(10_000, 77), costs)
     assert max(len(group) * 77 for group in groups) <= costs.max_tokens
+
+
+def test_a_picture_with_a_long_caption_is_no_group_with_those_of_short_ones():
+    grids = torch.tensor([[1, 8, 8]] * 8, dtype=torch.int32)
+    lengths = torch.tensor([3, 2, 3, 2000, 3, 2, 3, 2])
+    text = TowerState(torch.zeros(int(lengths.sum()), dtype=torch.int32), lengths)
+    state = TowerState(torch.zeros(8 * 64, 3), torch.full((8,), 64), grids, text)
+    groups = state.groups(Qwen3VlTower())
+    assert [3] in [group.tolist() for group in groups]
+    assert sorted(row for group in groups for row in group.tolist()) == [*range(8)]

@@ -92,6 +92,7 @@ def test_fingerprints_of_before_stay_and_settings_change_them(model):
     config = load_model_config(model)
     assert "instruction_form" not in config.to_json()
     assert "dimensions" not in config.to_json()
+    assert "joins_captions" not in config.to_json()
     prompts = {"query_prompt": "q: ", "caption_prompt": "d: "}
     for form in ("", "{instruction}: "):
         own = PreprocessConfig(**prompts, instruction_form=form)
@@ -119,7 +120,10 @@ def test_dimensions_are_refused_where_the_model_is_not_trained_for_them(model):
     width = load_model_config(model).embedding_dim
     with pytest.raises(ModelError, match="force_dimensions = true and measure what is lost with `embedder evaluate`"):
         resolve_model(f"{model}#dimensions=8")
-    assert load_model_config(resolve_model(f"{model}#dimensions=8&force_dimensions=True")).vector_dim == 8
+    cut = load_model_config(resolve_model(f"{model}#dimensions=8&force_dimensions=True"))
+    assert cut.vector_dim == 8
+    with pytest.raises(ModelError, match="keeps 8 dimensions of its vectors; train it without"):
+        cut.check_trainable()
     declare(model, matryoshka=[8, 16])
     with pytest.raises(ModelError, match="dimensions = 9: it is trained to be cut to 8, 16; write one of them"):
         resolve_model(f"{model}#dimensions=9")

@@ -224,7 +224,9 @@ class RecordTable:
     def _read_stored(self, path: str, columns: list[str] | None, schema: pa.Schema) -> pa.Table:
         with self._named_errors(path):
             content = self.files.read_table(f"{self.name}/{path}", columns)
-        return with_nulls(content, schema).select(schema.names)  # files of earlier releases have another order
+        found = with_nulls(content, schema)
+        others = [name for name in found.column_names if name not in schema.names]  # of a table without a version yet
+        return found.select([*schema.names, *others])  # files of earlier releases have another order
 
     @contextmanager
     def _named_errors(self, path: str) -> Iterator[None]:

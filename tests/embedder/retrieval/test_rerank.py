@@ -122,6 +122,11 @@ def test_a_mistake_is_one_line(store, given: dict[str, Any], message: str) -> No
         store.search("a dog", k=2, **given)
 
 
+def test_what_scores_texts_needs_one(store) -> None:
+    with pytest.raises(ConfigError, match="Brightness: it scores what fits a text; search with one"):
+        store.search(store.encode_text(["a dog"])[0], k=2, rerank=2, reranker=Brightness())
+
+
 def test_a_stage_of_another_kind_is_refused(store) -> None:
     other = type("Other", (Stage,), {"columns_in": ("image", "price"), "columns_out": {"score": "float32"}})
     with pytest.raises(
