@@ -6,6 +6,7 @@ None of them raises: a malformed file counts as saying nothing.
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice, takewhile
 
 from embedder.media.colour_profiles import Cicp, gamma_profile
 
@@ -25,29 +26,33 @@ def says_adobe_rgb(exif: bytes) -> bool:
     return any(mark in exif for mark in ADOBE_RGB_MARKS)
 
 
+def png_chunks(encoded: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the name, start and end of each chunk of a PNG; the last one may end behind a file that was cut off."""
+    place = 8
+    while name := encoded[place + 4 : place + 8]:
+        end = place + 12 + int.from_bytes(encoded[place : place + 4], "big")
+        yield name, place, end
+        place = end
+
+
+def _chunks_before_pixels(encoded: bytes) -> Iterator[tuple[bytes, int, int]]:
+    chunks = islice(png_chunks(encoded), MAX_CHUNKS)
+    return takewhile(lambda chunk: chunk[0] not in (b"IDAT", b"IEND"), chunks)
+
+
 def png_cicp(encoded: bytes) -> Cicp | None:
     """Return the codes in a PNG's `cICP` chunk (Source: PNG, third edition, 11.3.2.6)."""
-    place = 8
-    for _ in range(MAX_CHUNKS):
-        length, name = int.from_bytes(encoded[place : place + 4], "big"), encoded[place + 4 : place + 8]
-        if name == b"cICP" and length == 4 and len(encoded) >= place + 12:
-            return encoded[place + 8], encoded[place + 9]
-        if name in (b"IDAT", b"IEND", b""):
-            return None
-        place += length + 12
+    for name, start, end in _chunks_before_pixels(encoded):
+        if name == b"cICP" and end - start == 16 and len(encoded) >= start + 12:
+            return encoded[start + 8], encoded[start + 9]
     return None
 
 
 def without_png_profile(encoded: bytes) -> bytes:
     """Return a PNG without its `iCCP` chunk, whose profile is too large for Pillow to open the file."""
-    place = 8
-    for _ in range(MAX_CHUNKS):
-        length, name = int.from_bytes(encoded[place : place + 4], "big"), encoded[place + 4 : place + 8]
+    for name, start, end in _chunks_before_pixels(encoded):
         if name == b"iCCP":
-            return encoded[:place] + encoded[place + length + 12 :]
-        if name in (b"IDAT", b"IEND", b""):
-            break
-        place += length + 12
+            return encoded[:start] + encoded[end:]
     return encoded
 
 

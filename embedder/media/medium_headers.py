@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 
+from embedder.media.colour_tags import png_chunks
 from embedder.media.formats import HEIC, JPEG_XL
 from embedder.media.images import FORMATS, MAX_DRAFT_REDUCTION, ORIENTATION_TAG, form_of, note_form, open_file
 from embedder.media.loaded_image import PictureForm
@@ -62,12 +63,12 @@ def header_texts(file: BinaryIO, max_pixels: int, max_file_bytes: int, languages
 
 def _without_png_pixels(encoded: bytes) -> bytes:
     """Return a PNG without its pixels, up to where it ends or was cut off."""
-    kept, place = [encoded[:8]], 8
-    while place < (end := place + 12 + int.from_bytes(encoded[place : place + 4], "big")) <= len(encoded):
-        if encoded[place + 4 : place + 8] not in (b"IDAT", b"fdAT", b"IEND"):
-            kept.append(encoded[place:end])
-        place = end
-    return b"".join([*kept, PNG_END])
+    kept = [
+        encoded[start:end]
+        for name, start, end in png_chunks(encoded)
+        if name not in (b"IDAT", b"fdAT", b"IEND") and end <= len(encoded)
+    ]
+    return b"".join([encoded[:8], *kept, PNG_END])
 
 
 def _read_head(file: BinaryIO) -> bytes:

@@ -101,14 +101,13 @@ class Hits(list[Hit]):
                 f"sort {printable(column, 60)!r}: write a column of the hits, with ' desc' if the greatest value is "
                 f"to be first; they have {', '.join(sorted(known))}"
             )
-        values: dict[int, Any] = {id(hit): {**vars(hit), **hit.medium, **hit.carryover}.get(name) for hit in self}
-        values = {each: value for each, value in values.items() if not _is_none(value)}
-        ordered = [hit for hit in self if id(hit) in values]
+        values: list[tuple[Any, Hit]] = [({**vars(hit), **hit.medium, **hit.carryover}.get(name), hit) for hit in self]
+        known_values = [each for each in values if not _is_none(each[0])]
         try:
-            ordered.sort(key=lambda hit: values[id(hit)], reverse=is_falling)
+            known_values.sort(key=lambda each: each[0], reverse=is_falling)
         except TypeError as error:
             raise ConfigError(f"sort {printable(column, 60)!r}: {error}; sort by times, numbers or texts") from None
-        self[:] = [*ordered, *(hit for hit in self if id(hit) not in values)]
+        self[:] = [hit for _, hit in (*known_values, *(each for each in values if _is_none(each[0])))]
 
     def save_sheet(self, path: str | Path, title: str = "") -> None:
         """Write a contact sheet: the image that was searched with, then each hit with score, caption and time.

@@ -294,14 +294,16 @@ class SearchedWords:
         These are captions that equal it, near the head of the ranking, and pictures that show it as a phrase.
         """
         rows = self.words.ranking(text, depth, allowed)
-        if self.places is None:
-            captions = self.texts(rows[:EXACT_DEPTH]) if len(rows) else []
-            is_same = [self.words.is_same(text, each or "") for each in captions]  # keywords may put another before it
-            return rows, rows[: len(is_same)][is_same] if is_same else rows[:0]
-        rows = self.places[rows].astype(np.int64)
-        best = rows[:EXACT_DEPTH]
+        if self.places is not None:
+            rows = self.places[rows].astype(np.int64)
+        best = rows[:EXACT_DEPTH]  # not the head alone: keywords behind a caption may put another before it
         texts = self.texts(best) if len(best) else []
-        return rows, best[[self.words.contains(found or "", text) for found in texts]] if len(best) else best
+        is_captions = self.places is None
+        says_it = [
+            self.words.is_same(text, each or "") if is_captions else self.words.contains(each or "", text)
+            for each in texts
+        ]
+        return rows, best[np.array(says_it, np.bool_)]
 
 
 class HybridRanker:

@@ -1,6 +1,7 @@
 """Requests to a running query service, and stores of images and clips made in code for it to serve."""
 
 import json
+import shutil
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -79,6 +80,15 @@ def make_store(folder: Path, model: Path, settings=None, **source):
     config = load_config(overrides=given | {"no_progress_timeout_s": 60} | (settings or {}))
     embed(config)
     return config, files
+
+
+def make_instructed_store(folder: Path, tiny_model: Path, instruction: str):
+    """`make_store` of a model whose prompt of queries has a place for an instruction, and this one in it."""
+    model = shutil.copytree(tiny_model, folder / "model")
+    config = json.loads((model / "config.json").read_text())
+    config["preprocess"]["query_prompt"] = f"Instruct: {instruction}\nQuery: "
+    (model / "config.json").write_text(json.dumps(config))
+    return make_store(folder, model)
 
 
 def form(request: dict, **files: bytes) -> tuple[bytes, str]:

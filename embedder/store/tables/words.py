@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.batch_schema import medium_schema
 from embedder.store.backends import FileInfo, manifests_first
 from embedder.store.files import StoreFiles
 from embedder.store.tables.tables import RecordTable
@@ -16,7 +17,7 @@ from embedder.store.tables.tables import RecordTable
 WORDS_FOLDER = "words"
 WORDS_COLUMN = "words"
 """Output of a further model that hybrid search reads, one text a row."""
-KEYWORDS = pa.field("keywords", pa.list_(pa.string()))
+KEYWORDS = medium_schema(["keywords"]).field("keywords")
 """Column of the medium whose words join the captions'."""
 LARGE = pa.large_string()
 _FILE = re.compile(rf"{WORDS_FOLDER}/(?P<version>\d{{6,}})/.+")

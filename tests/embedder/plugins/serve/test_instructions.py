@@ -1,13 +1,10 @@
 """Instructions of queries at the service, in Python, on the command line and on the page: one path, kept apart."""
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 from command_runs import run_here
 from running_server import running
-from served import Served, make_store
+from served import Served, make_instructed_store
 
 import embedder
 from embedder.errors import ConfigError
@@ -20,11 +17,7 @@ TEXT = "a red car"
 def instructed(tiny_model, tmp_path_factory):
     """A service whose model's prompt has a place for an instruction."""
     folder = tmp_path_factory.mktemp("instructed")
-    model = shutil.copytree(tiny_model, folder / "model")
-    config = json.loads((model / "config.json").read_text())
-    config["preprocess"]["query_prompt"] = f"Instruct: {OWN}\nQuery: "
-    (model / "config.json").write_text(json.dumps(config))
-    made, files = make_store(folder, model)
+    made, files = make_instructed_store(folder, tiny_model, OWN)
     with running(made.store, cache_dir=folder / "cache") as url:
         yield Served(url, made, files)
 

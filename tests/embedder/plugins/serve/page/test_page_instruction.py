@@ -1,12 +1,9 @@
 """The page's field of an instruction: there where the model takes one, searched with, and in the address."""
 
-import json
-import shutil
-
 import pytest
 from playwright.sync_api import expect
 from running_server import running
-from served import make_store
+from served import make_instructed_store
 
 import embedder
 
@@ -17,11 +14,7 @@ OWN, OTHER, WORDS = "Find pictures.", "two birds", "a red car"
 def instructed(tiny_model, tmp_path_factory):
     """Address of a service whose model's prompt has a place for an instruction, and its store."""
     folder = tmp_path_factory.mktemp("instructed")
-    model = shutil.copytree(tiny_model, folder / "model")
-    config = json.loads((model / "config.json").read_text())
-    config["preprocess"]["query_prompt"] = f"Instruct: {OWN}\nQuery: "
-    (model / "config.json").write_text(json.dumps(config))
-    made, _ = make_store(folder, model)
+    made, _ = make_instructed_store(folder, tiny_model, OWN)
     with running(made.store, cache_dir=folder / "cache") as url:
         yield url, embedder.open_store(made.store)
 
