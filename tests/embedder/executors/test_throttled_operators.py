@@ -16,7 +16,7 @@ from embedder.executors import bottleneck
 from embedder.executors.datasink import PartSink
 
 STAGES = ("stage 0", "stage 1", "stage 2")
-NUM_ITEMS = {"decode": 128, "write": 120}
+NUM_ITEMS = {"decode": 256, "write": 120}  # decoding begins while the stages start, and must not end with that
 NUM_ITEMS_OF_STAGE = 500
 
 
@@ -61,7 +61,7 @@ def test_the_throttled_operator_is_named(throttled, make_run, tmp_path, ray_clus
             time.sleep(1.0)
             return super().write(blocks, context)
 
-    monkeypatch.setattr(bottleneck, "MIN_WATCHED_S", 4.0)  # for short runs
+    monkeypatch.setattr(bottleneck, "MIN_WATCHED_S", 2.0)  # for short runs
     if throttled == "write":
         monkeypatch.setattr(pipeline, "PartSink", SlowSink)
     num_items = NUM_ITEMS.get(throttled, NUM_ITEMS_OF_STAGE)
