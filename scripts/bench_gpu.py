@@ -27,7 +27,7 @@ from pathlib import Path
 import pyarrow as pa
 import ray.data
 import torch
-from gpu_simulation import H100, MODELS, caption_lengths, forward_rate, rows_of, simulate_stages, write_config
+from gpu_simulation import CAUSES, H100, MODELS, caption_lengths, forward_rate, rows_of, simulate_stages, write_config
 
 from corpus import DEMO_MODEL
 from embedder.compat import fast_start
@@ -119,16 +119,17 @@ def simulate(options: argparse.Namespace) -> None:
     kernels_s = 1 / forward_rate(config, figures, num_rows, 1.0, 1)  # a first look at how long it will take
     slowness = min(MAX_SLOWNESS, max(1.0, options.seconds / (SIMULATED_BLOCKS * num_rows * kernels_s)))
     limit = forward_rate(config, figures, num_rows, slowness, MIN_CALLS)
-    found, rows = {}, [("stages", "rows/s", "of limit", "predicted")]
+    found, rows = {}, [("stages", "rows/s", "of limit", "predicted", *(f"waits for {cause}" for cause in CAUSES))]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         folder = write_config(config, Path(name))
         for num_stages in map(int, options.stages.split(",")):
-            rate = simulate_stages(
+            rate, idle = simulate_stages(
                 config, folder, figures, num_stages, num_rows=num_rows, num_blocks=SIMULATED_BLOCKS, slowness=slowness
             )
             predicted = predicted_rate(config, options.simulated, num_stages, num_rows)
-            found[str(num_stages)] = {"rows_per_s": rate, "predicted_rows_per_s": predicted}
-            rows.append((str(num_stages), number(rate, 0), number(rate / limit, 2), number(predicted, 0)))
+            found[str(num_stages)] = {"rows_per_s": rate, "predicted_rows_per_s": predicted, "idle": idle}
+            shares = [number(idle[cause], 3) for cause in CAUSES]
+            rows.append((str(num_stages), number(rate, 0), number(rate / limit, 2), number(predicted, 0), *shares))
     print(f"simulated {figures.name}, {config.name}, batches of {num_rows}: forward passes alone {limit:,.0f} rows/s")
     table(rows)
     document = {"device": f"simulated {figures.name}", "model": config.name, "batch_size": num_rows}

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from embedder.batch_schema import TRACE
 from embedder.placement.device_settings import GPU_SETTINGS, group_costs
-from embedder.steps.host_copies import OverlappedCopies
+from embedder.steps.host_copies import DeviceTimes, OverlappedCopies
 from embedder.steps.stage import INPUTS, TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack_flat
@@ -61,6 +61,9 @@ class DeviceFigures:
     wait_s: float  # seconds of the host for a wait that is over at once
     contended: float  # how many times longer a launch takes while two threads that launch have calls of a stage
 
+
+CAUSES = ("input", "copies", "launches")
+"""What a device waits for."""
 
 MAX_AHEAD_S = 0.005
 """How far a thread's simulated time may be ahead of the clock before it sleeps: many launches are one sleep."""
@@ -106,6 +109,9 @@ class SimulatedGpu:
 
     def __init__(self, figures: DeviceFigures, slowness: float) -> None:
         self.figures, self.slowness = figures, slowness
+        self.last_ended: Event | None = None  # of the last batch of any stage
+        self.computed_s, self.waited_s = 0.0, dict.fromkeys(CAUSES, 0.0)  # so far, in the device's seconds
+        self._lock = threading.Lock()
         self.known: dict[Any, Any] = {}
         self._default, self._current = Stream(self), threading.local()
         self._calling, self._launchers = set[int](), set[int]()
@@ -158,11 +164,31 @@ class SimulatedGpu:
         """Take the interpreter's time of an operation, and put its kernel on the stream."""
         seconds = self.figures.view_s
         if kernel_s:
-            self.current_stream().put(kernel_s * self.slowness, self.now_s)
+            with self._lock:
+                self.current_stream().put(kernel_s * self.slowness, self.now_s)
+                self.computed_s += kernel_s
             seconds = self.figures.launch_s
             self._launchers.add(threading.get_ident())
         is_contended = len(self._calling & self._launchers) > 1
         self.spend(seconds * (self.figures.contended if is_contended else 1.0))
+
+    def count_waits(self, times: DeviceTimes) -> None:
+        """Add what the device waited for before a batch."""
+        with self._lock:
+            self.waited_s["input"] += times.waited_input_s
+            self.waited_s["copies"] += times.waited_copy_s
+
+    def idle_shares(self, computed_s: float, waited_s: dict[str, float], window_s: float) -> dict[str, float]:
+        """Shares of a window in which the device computed nothing, by cause; the first arguments are at its start.
+
+        What no batch waited for, before its first kernel, are the gaps between kernels: their launches.
+        """
+        idle_s = max(0.0, window_s - (self.computed_s - computed_s))
+        waits = {cause: self.waited_s[cause] - waited_s[cause] for cause in ("input", "copies")}
+        excess = max(1.0, sum(waits.values()) / idle_s) if idle_s else 1.0  # waits of batches at the window's ends
+        waits = {cause: seconds / excess for cause, seconds in waits.items()} if idle_s else dict.fromkeys(waits, 0.0)
+        waits["launches"] = idle_s - sum(waits.values())
+        return {cause: waits[cause] / window_s for cause in CAUSES}
 
     def copy(self, num_bytes: int) -> None:
         """Put a copy between host and device on the current stream."""
@@ -309,6 +335,20 @@ class SimulatedCopies(OverlappedCopies):
     def __init__(self, gpu: SimulatedGpu) -> None:
         super().__init__("meta", gpu)
 
+    def __call__(self, run: Any, batch: Any) -> Any:
+        result, times = super().__call__(run, batch)
+        self._gpu.count_waits(times)
+        return result, times
+
+    @property
+    def _last_ended(self) -> Any:
+        """End of the last batch of any stage: they share the device."""
+        return self._gpu.last_ended
+
+    @_last_ended.setter
+    def _last_ended(self, ended: Any) -> None:
+        self._gpu.last_ended = ended
+
     def _launch(self, run: Any, moved: Any, arrived: Any) -> Any:
         with on_device(self._gpu):
             return super()._launch(run, moved, arrived)
@@ -444,8 +484,8 @@ def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slo
 def simulate_stages(
     config: ModelConfig, folder: Path, figures: DeviceFigures, num_stages: int, *, num_rows: int, num_blocks: int,
     slowness: float, calls_at_once: int | None = None,
-) -> float:  # fmt: skip
-    """Rows a second that leave the last of a run's stages on one device."""
+) -> tuple[float, dict[str, float]]:  # fmt: skip
+    """Rows a second that leave the last of a run's stages on one device, and its idle shares by cause."""
     gpu, calls_at_once = SimulatedGpu(figures, slowness), calls_at_once or GPU_SETTINGS.calls_at_once or 1
     costs = group_costs(config, [figures.name])
     specs = [stage.spec for stage in plan_shards(config, num_stages, dtype=DTYPE).stages]
@@ -466,16 +506,17 @@ def simulate_stages(
         threading.Thread(target=lambda: [*map(queues[0].put, fed)], daemon=True).start()
         for _ in range(num_filling):
             done.get()
-        started_s = time.perf_counter()
+        started_s, computed_s, waited_s = time.perf_counter(), gpu.computed_s, dict(gpu.waited_s)
         for _ in range(num_blocks):
             done.get()
         window_s = (time.perf_counter() - started_s) / slowness
+        idle = gpu.idle_shares(computed_s, waited_s, window_s)
         for _ in range(num_filling):
             done.get()
         for own in queues:
             for _ in range(calls_at_once):
                 own.put(None)
-    return num_blocks * num_rows / window_s
+    return num_blocks * num_rows / window_s, idle
 
 
 def _stage(

@@ -162,7 +162,7 @@ def place(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str 
     if placement is None:
         raise ModelError(explain_refusal(problem, num_stages))
     prediction = predict(problem, placement.stages)
-    neighbours = [find_alternative(problem, num_stages + step, placement.items_per_s) for step in (-1, 1)]
+    neighbours = [find_alternative(problem, num_stages + step, prediction.items_per_s) for step in (-1, 1)]
     alternatives = tuple(each for each in neighbours if each is not None)
     plan = ShardPlan(
         model_fingerprint=model_fingerprint,

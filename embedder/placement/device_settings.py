@@ -13,7 +13,7 @@ from shards.length_groups import GroupCosts, gpu_groups
 from shards.model_config import ModelConfig
 from shards.model_errors import ModelError
 from shards.planning.devices import DEVICES, DeviceType, Fleet, device_of_ray_type
-from shards.planning.planning_costs import ModelCosts
+from shards.planning.planning_costs import GPU_CALLS, ModelCosts
 from shards.planning.problem import ROWS_PER_BATCH
 
 CAPTION_TOKENS = 16
@@ -67,7 +67,7 @@ GPU_SETTINGS = DeviceSettings(
     max_file_bytes=64 << 20,
     object_store_bytes=16 << 30,
     batches_in_flight=256,
-    calls_at_once=3,
+    calls_at_once=GPU_CALLS,
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from shards.costs import weight_bytes
 from shards.model_errors import ModelError
-from shards.planning.problem import BOUNDLESS, PlacementProblem, StageLoad
+from shards.planning.problem import BOUNDLESS, PlacementProblem, StageLoad, predict
 from shards.planning.solver.capacities import Resources, Stages, smallest_part
 from shards.planning.solver.throughput_search import MIN_RATE_SHARE, best_placement
 from shards.shard_specs import ShardSpec
@@ -50,7 +50,8 @@ def find_alternative(problem: PlacementProblem, num_stages: int, items_per_s: fl
     placement = best_placement(problem, num_stages)
     if placement is None:
         return Alternative(num_stages, lack=_missing_resource(problem, num_stages))
-    return Alternative(num_stages, placement.items_per_s, placement.items_per_s / items_per_s - 1)
+    rate = predict(problem, placement.stages).items_per_s
+    return Alternative(num_stages, rate, rate / items_per_s - 1)
 
 
 def find_num_stages(problem: PlacementProblem) -> int:

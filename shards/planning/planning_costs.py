@@ -203,6 +203,7 @@ ITEM_WRITE_S = 3e-4
 ITEM_ENGINE_S = 5e-4
 STARTUP_S = 11.0
 GPU_ROWS = 256
+GPU_CALLS = 3  # of a stage at once: while one computes, the others' inputs and outputs are copied
 
 
 def estimate_costs(

@@ -7,7 +7,7 @@ from functools import cached_property
 from shards.costs import Dtype, cut_bytes, tensor_bytes, weight_bytes
 from shards.model_config import ModelConfig
 from shards.planning.devices import DeviceType, Fleet
-from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts
+from shards.planning.planning_costs import GPU_CALLS, DataMix, HostCosts, ModelCosts
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec, specs_between
 from shards.tensor_shapes import PARTS, held_dtype, model_shapes, part_of
@@ -170,7 +170,7 @@ class PlacementProblem:
         passing = sum(map(self.image_bytes, (spec.vision.start, spec.vision.stop)))
         passing += sum(map(self.caption_bytes, (spec.text.start, spec.text.stop)))
         host_s = passing * costs.send_s_per_byte / 2 + costs.call_s / self.rows_per_batch
-        seconds = max(towers_s, host_s) if pool.hides_copies else towers_s + host_s
+        seconds = max(towers_s, host_s / GPU_CALLS) if pool.hides_copies else towers_s + host_s
         workspace = max(
             mix.images_per_item * costs.workspace_bytes_per_image * (len(spec.vision) > 0),
             mix.captions_per_item * costs.workspace_bytes_per_caption * (len(spec.text) > 0),
@@ -265,9 +265,7 @@ def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPre
     With cores of different speeds, seconds are those of the cores that `num_cores` counts.
     """
     loads = tuple(problem.load(stage.pool, stage.spec) for stage in stages)
-    rates = tuple(
-        stage.speed / load.seconds if load.seconds else float("inf") for stage, load in zip(stages, loads, strict=True)
-    )
+    rates = _rates(problem, stages, loads)
     cpu_seconds = {
         f"stage {number}": stage.pool.to_counted_cores(load.cpu_seconds)
         for number, (stage, load) in enumerate(zip(stages, loads, strict=True))
@@ -279,6 +277,23 @@ def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPre
     limits = {f"stage {number}": rate for number, rate in enumerate(rates)} | _own_cores_rates(stages, loads)
     items_per_s = min(*limits.values(), cores_rate if cores_rate is not None else float("inf"))
     return PlanPrediction(items_per_s, _bottleneck(limits, cores_rate, cpu_seconds), loads, cores_rate, cpu_seconds)
+
+
+def _rates(problem: PlacementProblem, stages: Sequence[PlacedStage], loads: Sequence[StageLoad]) -> list[float]:
+    """Return the items per second of each stage.
+
+    Stages on parts of one GPU have parts of its memory. Of its time each takes what it needs, so all have one rate.
+    """
+    parts = [stage for stage in stages if stage.pool.hides_copies and stage.devices < 1]
+    found = []
+    for stage, load in zip(stages, loads, strict=True):
+        seconds, speed = load.seconds, stage.speed
+        beside = [other for other in parts if other.pool is stage.pool]
+        if stage in parts and sum(other.devices for other in beside) <= 1:
+            device_s = sum(problem.towers_s(other.pool, other.spec) for other in beside)
+            seconds, speed = max(device_s, seconds), 1.0
+        found.append(speed / seconds if seconds else float("inf"))
+    return found
 
 
 def _own_cores_rates(stages: Sequence[PlacedStage], loads: Sequence[StageLoad]) -> dict[str, float]:

