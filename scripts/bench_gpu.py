@@ -1,13 +1,18 @@
-"""How well the stages of a run use one GPU: its idle share, its memory, the rate that is left.
+"""How well the stages of a run use one GPU, beside what a user would do by hand.
 
-    python scripts/bench_gpu.py                                # under five minutes on one GPU; a random ViT-B/32
-    python scripts/bench_gpu.py --model MODEL --dtype bfloat16 --stages 1,2,3,4 [--compile]
+    python scripts/bench_gpu.py                                # some minutes on one GPU; ViT-B/32, random weights
+    python scripts/bench_gpu.py --model vit-l-14 --dtype bfloat16 --photographs DIR --compile
+    python scripts/bench_gpu.py --model FOLDER --stages 1,2,3,4    # a model of one's own: the stages alone
     python scripts/bench_gpu.py --device cpu --seconds 2       # shows on the demo's model that the script runs
     python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, on no GPU
 
-Rows are random and made before: no decoding binds. The yardstick is the forward rate of the whole model in one shard
-whose input is on the device already. For each number of stages: rows/s on Ray from when all have computed to when the
-first has run dry; the part of that time in which none computed; and the most memory.
+Yardsticks of a published model are the library's own forward passes at their best batch, eager and compiled, and a loop
+by hand (`DataLoader`, one worker a core) over files; beside it, `embedder embed` of the same files with each number of
+stages: rates, idle time by cause, how busy the driver says the GPU was, its power.
+
+Then rows that are random and made before, so that no decoding binds, beside the whole model in one shard whose input is
+on the device already. For each number of stages: rows/s on Ray from when all have computed to when the first has run
+dry; the part of that time in which none computed; and the most memory. What was not measured is a dash, or null.
 
 Simulated, launches take the interpreter's time, kernels and copies that of an H100; each number of stages has its rate
 and the planner's. The last line is one JSON document.
@@ -23,13 +28,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import ray.data
 import torch
-from gpu_simulation import CAUSES, H100, MODELS, caption_lengths, forward_rate, rows_of, simulate_stages, write_config
+from gpu_simulation import (
+    CAUSES,
+    H100,
+    MODELS,
+    TITLES,
+    caption_lengths,
+    forward_rate,
+    rows_of,
+    simulate_stages,
+    write_config,
+)
+from gpu_yardsticks import BATCHES, Files, forward_rates, loop_rate, make_library, run_from_files
+from published_models import PUBLISHED
+from tokenizers import Tokenizer
 
-from corpus import DEMO_MODEL
+from corpus import DEMO_MODEL, read_photographs, shipped_pairs, write_pairs
 from embedder.compat import fast_start
 from embedder.config import RunConfig, load_config
 from embedder.executors.job import make_plan, ray_store_bytes, stage_specs
@@ -37,6 +56,7 @@ from embedder.executors.ray_session import ray_session
 from embedder.models.model_folder import Model, open_model
 from embedder.pipeline import through_stages
 from embedder.placement.device_settings import group_costs, settings_of
+from embedder.placement.hardware import num_cpus
 from embedder.placement.resources import allocate
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.stage import INPUTS, cuda_problem
@@ -77,7 +97,8 @@ class Used:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="model folder; by default random weights, on the CPU the demo's model")
+    known = ", ".join(sorted(MODELS))
+    parser.add_argument("--model", help=f"a folder, or {known}; by default vit-b-32, on the CPU the demo's model")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--stages", default="1,2,3", help="numbers of stages")
@@ -85,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="compile the layers, those of the yardstick included")
     parser.add_argument("--simulated", choices=sorted(SIMULATED), help="name of a device")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, about")
+    parser.add_argument("--photographs", type=Path, metavar="DIR", help="a folder of JPEGs; else the shipped emoji")
+    parser.add_argument("--num-files", type=int, default=12_000, help="pairs of the loop by hand and of the runs")
     options = parser.parse_args(arguments)
 
     if options.simulated:
@@ -99,7 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"unmeasured: no GPU ({problem})")
         print(json.dumps({"unmeasured": "no GPU"}))
         return
-    with model_folder(options) as folder:
+    name = options.model or ("vit-b-32" if options.device == "cuda" else None)
+    with model_folder(options, name) as folder:
+        by_hand = beside_by_hand(TITLES[name], folder, options) if name in TITLES else {}
         model = open_model(str(folder))
         rows = make_rows(model, options.batch_size)
         unsplit = unsplit_rate(model, rows, options)
@@ -108,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     how = f"{options.dtype}, {'compiled' if options.compile else 'eager'}, batches of {options.batch_size}"
     print(f"{name}, {how}: the whole model makes {unsplit:,.0f} rows/s")
     table([("stages", "rows/s", "of unsplit", "idle", "memory"), *map(line, runs)])
-    document = {"device": name, "compiled": options.compile, "unsplit_rows_per_s": unsplit}
+    document = {"device": name, "compiled": options.compile, "unsplit_rows_per_s": unsplit} | by_hand
     print(json.dumps(document | {"runs": [asdict(run) for run in runs]}))
 
 
@@ -154,16 +179,62 @@ def line(run: Used) -> tuple[str, ...]:
 
 
 @contextmanager
-def model_folder(options: argparse.Namespace) -> Iterator[Path]:
-    """The model that was asked for, or one for the device."""
+def model_folder(options: argparse.Namespace, name: str | None) -> Iterator[Path]:
+    """The folder that was asked for, or random weights of a published model."""
     from shards.fresh import init_model
 
-    if options.model or options.device == "cpu":
+    if name not in MODELS:
         yield Path(options.model or DEMO_MODEL)
         return
+    config, tokenizer_json = with_tokenizer(MODELS[name]())
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        yield init_model(config, Path(folder) / "model", seed=0, tokenizer_json=tokenizer_json)
+
+
+def with_tokenizer(config: ModelConfig) -> tuple[ModelConfig, str]:
+    """A published configuration with the demo's tokeniser: its end token, and captions padded where the model pads."""
+    tokenizer, text = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")), config.required_text
+    if text.end_id is not None:
+        text = text.model_copy(update={"eos_token_id": tokenizer.encode("").ids[-1]})
+    if text.has_fixed_length:
+        tokenizer.enable_truncation(text.max_tokens)
+        tokenizer.enable_padding(length=text.max_tokens)
+    return config.model_copy(update={"text": text}), tokenizer.to_str()
+
+
+def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure what a user would do by hand, and runs from the same files; prints a table."""
+    library = make_library(dict(PUBLISHED[title].config or {}), options.dtype, options.device)
+    batches = BATCHES if options.device == "cuda" else (options.batch_size,)
+    forward = forward_rates(library, batches, options.seconds / 4)
+    best = forward["eager"][forward["best_batch"]]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
-        tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
-        yield init_model(MODELS["vit-b-32"](), Path(name) / "model", seed=0, tokenizer_json=tokenizer_json)
+        root = Path(name).resolve()
+        pairs = read_photographs(options.photographs, options.num_files) if options.photographs else shipped_pairs()
+        items = write_pairs(root / "items", options.num_files, pairs)
+        side = library.model.config.vision_config.image_size
+        files = Files(items, side, model / "tokenizer.json", library.num_tokens)
+        loop = loop_rate(library, files, options.batch_size, num_cpus())
+        del library
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+        runs = {
+            each: run_from_files(
+                model, items, root / each, int(each), dtype=options.dtype, device=options.device,
+                compile_=options.compile, timeout_s=PATIENCE_S + 6 * options.seconds + options.num_files / 50,
+            )
+            for each in options.stages.split(",")
+        }  # fmt: skip
+    rows: list[tuple[str, ...]] = [("from files", "rows/s", "with start-up", "GPU busy", "watts", "idle by cause")]
+    rows.append(("loop by hand", number(loop["rows_per_s"], 0), number(options.num_files / loop["whole_s"], 0)))
+    for each, run in runs.items():
+        idle = ", ".join(f"{cause} {share:.2f}" for cause, share in (run["idle"] or {}).items()) or "-"
+        figures = number(run["gpu_busy"], 2), number(run["watts"], 0), idle
+        rows.append((f"{each} stages", number(run["rows_per_s"], 0), number(run["whole_rows_per_s"], 0), *figures))
+    compiled = number(forward["compiled"], 0) if forward["compiled"] else f"not compiled ({forward['not_compiled']})"
+    print(f"library's forward passes, batches of {forward['best_batch']}: {best:,.0f} rows/s; compiled: {compiled}")
+    table([(*row, *["-"] * (len(rows[0]) - len(row))) for row in rows])
+    return {"library": forward, "loop": loop, "from_files": runs}
 
 
 def make_rows(model: Model, num_rows: int) -> pa.Table:

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import embedder
-from corpus import DEMO_MODEL, Pair, make_model, shipped_pairs, write_pairs
+from corpus import DEMO_MODEL, Pair, make_model, read_photographs, shipped_pairs, write_pairs
 from embedder.placement import hardware
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import read_entries
@@ -455,7 +455,6 @@ def tuned(task: Task, num_cores: int, folder: Path, timeout_s: float) -> Setting
 PHOTOGRAPHS = Path(__file__).resolve().parents[2] / "shared" / "data" / "photos"
 QUICK = {"num_photographs": 24, "num_emoji": 48, "rounds": 1, "only": "loop,local", "models": "small"}
 DEFAULT_KEYS = [key for key in NAMES if key != "auto"]
-PHOTO_SUFFIXES = (".jpg", ".jpeg")
 MODELS = ("vit-s", "small")
 
 # ViT-S/16, and a text tower of 12 layers, 768 wide, with the shipped tokeniser's vocabulary.
@@ -524,15 +523,6 @@ def workloads(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, Ta
     if "small" in models:
         pairs = shipped_pairs()[: options.num_emoji]
         yield "small", task_of(DEMO_MODEL, root / "emoji", options.num_emoji, pairs, options.dtype)
-
-
-def read_photographs(folder: Path, limit: int) -> list[Pair]:
-    """The JPEGs of a folder; a caption is what stands in the file's name behind the first underscore."""
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PHOTO_SUFFIXES)[:limit]
-    if not paths:
-        raise SystemExit(f"{folder}: no JPEG; give another folder with --photographs, or leave out the model vit-s")
-    objects = [path.stem.partition("_")[2].replace("_", " ") for path in paths]
-    return [(path.read_bytes(), ".jpg", f"a photograph of a {name}") for path, name in zip(paths, objects, strict=True)]
 
 
 def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype: str) -> Task:

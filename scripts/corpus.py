@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import tarfile
 from collections.abc import Sequence
 from fractions import Fraction
@@ -20,6 +19,7 @@ from shards.towers.vit import VitTower
 PACKAGE = Path(__file__).parents[1] / "embedder"
 DEMO_MODEL = PACKAGE / "demo_model"
 DEMO_TAR = PACKAGE / "demo_data" / "noto.tar"
+PHOTO_SUFFIXES = (".jpg", ".jpeg")
 
 Pair = tuple[bytes, str, str]
 """Content of an image's file, its suffix, its caption."""
@@ -38,19 +38,26 @@ def shipped_pairs() -> list[Pair]:
     return [(content, ".png", caption) for content, caption in zip(*read_shipped(), strict=True)]
 
 
+def read_photographs(folder: Path, limit: int) -> list[Pair]:
+    """The JPEGs of a folder; a caption is what stands in the file's name behind the first underscore."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PHOTO_SUFFIXES)[:limit]
+    if not paths:
+        raise SystemExit(f"{folder}: no JPEG; give another folder with --photographs, or leave out the model vit-s")
+    objects = [path.stem.partition("_")[2].replace("_", " ") for path in paths]
+    return [(path.read_bytes(), ".jpg", f"a photograph of a {name}") for path, name in zip(paths, objects, strict=True)]
+
+
 def write_pairs(folder: Path, num_items: int, originals: Sequence[Pair]) -> Path:
-    """Write pairs; behind the last original, names are links to the first ones' files, which are read from memory."""
+    """Write pairs; behind the last original they begin anew, with a number behind the end of an image.
+
+    So no two files are equal: those would be computed once.
+    """
     folder.mkdir(parents=True)
     for number in range(num_items):
         content, suffix, caption = originals[number % len(originals)]
-        image, text = folder / f"{number:06d}{suffix}", folder / f"{number:06d}.txt"
-        if number < len(originals):
-            image.write_bytes(content)
-            text.write_text(caption, encoding="utf-8")
-        else:
-            first = folder / f"{number % len(originals):06d}{suffix}"
-            os.link(first, image)
-            os.link(first.with_suffix(".txt"), text)
+        tail = str(number).encode() if number >= len(originals) else b""
+        (folder / f"{number:06d}{suffix}").write_bytes(content + tail)
+        (folder / f"{number:06d}.txt").write_text(caption, encoding="utf-8")
     return folder
 
 

@@ -381,12 +381,8 @@ def _published(name: str, title: str) -> ModelConfig:
         return PUBLISHED[title].describe(Path(folder)).model_copy(update={"name": name})
 
 
-MODELS = {
-    name: partial(_published, name, title)
-    for name, title in (
-        ("vit-b-32", "CLIP ViT-B/32"), ("vit-l-14", "CLIP ViT-L/14"), ("so400m-384", "SigLIP so400m/14-384"),
-    )
-}  # fmt: skip
+TITLES = {"vit-b-32": "CLIP ViT-B/32", "vit-l-14": "CLIP ViT-L/14", "so400m-384": "SigLIP so400m/14-384"}
+MODELS = {name: partial(_published, name, title) for name, title in TITLES.items()}
 """Configurations of published models: no weights are needed where only shapes are computed."""
 
 

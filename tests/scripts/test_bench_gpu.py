@@ -1,9 +1,13 @@
 """The benchmark of a GPU, on the CPU: what it prints, and its arithmetic; no clock is judged."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from gpu_yardsticks import idle_shares
+
+from shards.tokenizer import check_tokenizer, parse_tokenizer
 
 
 @pytest.fixture
@@ -69,18 +73,22 @@ def test_one_call_at_a_time_leaves_the_simulated_device_waiting_for_its_input(be
     assert waits["input"] + waits["copies"] > fewer["input"] + fewer["copies"]
 
 
+@pytest.mark.parametrize("name", ["vit-b-32", "vit-l-14", "so400m-384"])
+def test_published_models_take_the_tokeniser_that_they_are_measured_with(bench_gpu, name):
+    config, tokenizer_json = bench_gpu.with_tokenizer(bench_gpu.MODELS[name]())
+    check_tokenizer(parse_tokenizer(tokenizer_json, name), config.required_text, name)
+
+
 @pytest.mark.slow
-def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster):
-    from tiny_models import tiny_config
-
-    from corpus import DEMO_MODEL
-    from shards.fresh import init_model
-
-    tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text()
-    config = tiny_config()
-    config = config.model_copy(update={"text": config.text.model_copy(update={"vocab_size": 4096})})
-    folder = init_model(config, tmp_path / "tiny", seed=0, tokenizer_json=tokenizer_json)
-    bench_gpu.main(["--device", "cpu", "--model", str(folder), "--stages", "1,2", "--seconds", "0.5"])
+def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, monkeypatch, ray_cluster):
+    tower = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = tower | {"vocab_size": 4096, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 3}
+    vision = tower | {"patch_size": 32, "image_size": 64}
+    tiny = {"model_type": "clip", "projection_dim": 32, "vision_config": vision, "text_config": text}
+    title = bench_gpu.TITLES["vit-b-32"]
+    monkeypatch.setitem(bench_gpu.PUBLISHED, title, replace(bench_gpu.PUBLISHED[title], config=tiny))
+    sizes = ["--stages", "1,2", "--seconds", "0.5", "--num-files", "96"]
+    bench_gpu.main(["--device", "cpu", "--model", "vit-b-32", *sizes])
     *_, heading, one, two, last = capsys.readouterr().out.splitlines()
     assert heading.split() == ["stages", "rows/s", "of", "unsplit", "idle", "memory"]
     assert [one.split()[0], two.split()[0]] == ["1", "2"]
@@ -92,6 +100,24 @@ def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, tmp_path, ray_cluster)
         assert run["of_unsplit"] == pytest.approx(run["rows_per_s"] / found["unsplit_rows_per_s"])
         assert 0 <= run["idle_share"] <= 1
         assert run["memory_share"] is None
+    library = found["library"]
+    assert library["eager"] == {"64": pytest.approx(library["eager"]["64"])} and library["eager"]["64"] > 0
+    assert library["compiled"] > 0 or library["not_compiled"]
+    assert found["loop"]["rows_per_s"] > 0 and found["loop"]["first_s"] < found["loop"]["whole_s"]
+    assert set(found["from_files"]) == {"1", "2"}
+    for run in found["from_files"].values():
+        assert run["rows_per_s"] > run["whole_rows_per_s"] > 0
+        assert (run["gpu_busy"], run["watts"], run["idle"]) == (None, None, None)
+
+
+def test_idle_time_of_a_run_is_shared_out_by_cause():
+    steps = [
+        {"step": "decode", "wall_s": 9.0, "waited_input_s": 0.0, "waited_copy_s": 0.0, "waited_launch_s": 0.0},
+        {"step": "stage 0", "wall_s": 6.0, "waited_input_s": 3.0, "waited_copy_s": 1.0, "waited_launch_s": 0.0},
+        {"step": "stage 1", "wall_s": 2.0, "waited_input_s": 1.0, "waited_copy_s": 0.0, "waited_launch_s": 1.0},
+    ]
+    assert idle_shares(steps) == pytest.approx({"input": 0.275, "copies": 0.05, "launches": 0.125})
+    assert idle_shares(steps[:1]) is None
 
 
 def test_a_model_that_is_not_simulated_is_refused_with_those_that_are(bench_gpu, capsys):
