@@ -253,7 +253,11 @@ def _outcome_lines(report: Report) -> list[RenderableType]:
     }
     lacking = "were ignored, as the model has no tower for them"
     counts |= {f"whose {what} {lacking}": num for what, num in report.ignored.items()}
-    counts |= {f"taken over from run {run_id}, not computed again": num for run_id, num in report.taken_from.items()}
+    for run_id, num in report.taken_from.items():
+        own = run_id == report.run_id
+        counts["copies of other items of this run" if own else f"taken over from run {run_id}, not computed again"] = (
+            num
+        )
     named = ", ".join(f"{num:,} {what}" for what, num in counts.items() if num)
     forced = [f"guard {guard['name']} was overridden: {guard['message']}" for guard in report.guards if guard["forced"]]
     ended = [] if report.outcome == "published" else [report.outcome]

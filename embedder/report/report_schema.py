@@ -191,9 +191,9 @@ class Report(ReportSection):
     num_retired: int = 0
     """Items that left the store because they are not listed any more."""
     num_taken_over: int = 0
-    """Items reused from a publication that was rolled back, and not computed."""
+    """Items whose content a publication or another item of this run has, so that no model computed them."""
     taken_from: dict[str, int] = {}
-    """Those items, by the run of that publication."""
+    """Those items, by the run of that publication; this run's own id for copies within it."""
     num_equal: int = 0
     """Items with another size or time but the same content: their vectors stay, and no model computed them."""
     num_checked: int = 0
