@@ -206,6 +206,8 @@ class Report(ReportSection):
     """Captions that this session read, and that are longer than the model's limit (`max_caption_tokens`)."""
     num_cut_characters: int = 0
     """Characters at their ends that no tower saw."""
+    caption_places: dict[str, int] = {}
+    """Captions that this session read, by the place where they were found; `given`: by a table, a tar or a join."""
     max_caption_tokens: int | None = None
     """The main model's limit, with special tokens; None for a model without a text tower."""
     num_stale: int = 0

@@ -48,7 +48,7 @@ class ContentReader:
         kind: str | None = sniff(head)
         if kind == "text" and item["uri"].lower().endswith(CAPTION_FILES):
             return _caption_content(item, *self.captions.read_alone(item["uri"]))
-        found = self.captions.read(item, fetched.content if kind == "image" else None)
+        found = self.captions.read(item, fetched.content, kind)
         if is_own_sheet(head):
             problem = ItemProblem("decode", OTHER_FILE, "a contact sheet of a search")
             return ItemContent(None, None, found.caption, problem)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -35,6 +36,7 @@ from embedder.steps.caption_encoder import NUM_UNREAD
 from embedder.steps.content_reader import CONVERT, ContentReader
 from embedder.steps.item_captions import add_values, read_problem
 from embedder.steps.item_decoder import (
+    CAPTION_PLACE,
     NUM_DECODED,
     NUM_FRAMES,
     DecodeSpec,
@@ -153,6 +155,8 @@ class ItemReader:
                 measurement.num_decoded_frames = sum(values.get(NUM_DECODED, 0) for _, values in batch)
                 unread = [values[NUM_UNREAD] for _, values in batch if NUM_UNREAD in values]
                 measurement.num_cut_captions, measurement.num_cut_characters = len(unread), sum(unread)
+                places = (values[CAPTION_PLACE] for _, values in batch if CAPTION_PLACE in values)
+                measurement.caption_places = Counter(places)
                 tensors = [column.name for column in self.spec.columns if column.type == TENSOR]
                 measurement.bytes_out = sum(table[name].nbytes for name in tensors)
             table = table.append_column("trace", trace_column(table.num_rows, measurement))
@@ -238,6 +242,8 @@ class ItemReader:
             known["medium"] = json.dumps(said | with_hash)
         if not image.needs[""]:
             known["unchanged"] = True
+        if image.content.place is not None and row.get("num_vectors") is not None:
+            known[CAPTION_PLACE] = image.content.place
         return _raw_file_row(image.uri, row | self._flags(image.needs)) | known
 
     def _flags(self, needs: Mapping[str, bool]) -> Values:
