@@ -55,6 +55,7 @@ TRACE = pa.list_(
             "num_tokens": pa.int64(),  # of captions, as computed: with the padding of their groups
             "num_cut_captions": pa.int64(),  # beyond a model's limit
             "num_cut_characters": pa.int64(),  # of them, that no tower sees
+            "caption_places": pa.map_(pa.string(), pa.int64()),  # captions by where they were found
             "num_frames": pa.int64(),  # of videos, embedded
             "num_decoded_frames": pa.int64(),  # of videos, decoded to get those
             "bytes_out": pa.int64(),  # tensors passed on

@@ -106,13 +106,13 @@ class SourcesConfig(ConfigSection):
     )
 
 
-CaptionPlace = Literal["sidecar", "xmp", "iptc", "exif", "takeout", "imagefolder"]
+CaptionPlace = Literal["sidecar", "xmp", "iptc", "exif", "takeout", "imagefolder", "clip"]
 
 _PLACES = Field(
     ("sidecar",),
     description="places of captions, in order: the first one that has any gives it. sidecar: `.txt` or `.json` of the "
     "same name; takeout: Google Takeout's `.json`; imagefolder: `metadata.jsonl`, `.csv` or `.parquet`; xmp: an `.xmp` "
-    "file, else the image's own XMP; iptc and exif: in the image",
+    "file, else the image's own XMP; iptc and exif: in the image; clip: tags of a video",
 )
 _FIELDS: dict[str, Any] = {"from": (tuple[CaptionPlace, ...], _PLACES)}  # a word of Python's, so no field by itself
 _CaptionPlaces = create_model("_CaptionPlaces", __base__=ConfigSection, **_FIELDS)

@@ -95,6 +95,9 @@ def _forecast_parts(found: "Forecast") -> list[RenderableType]:
     for num, what in ((found.num_moved, "moved"), (found.num_copied, "copies")):
         if num:
             table.add_row("of them", f"{num:,}", "", f"probably {what} of published items, whose vectors they keep")
+    if found.num_new_copies:
+        why = "probably copies of others that are embedded now, whose vectors they take"
+        table.add_row("of them", f"{found.num_new_copies:,}", "", why)
     for source, num in found.retired_by_source.items():
         table.add_row("retire", f"{num:,}", "", f"gone from source {source}" if source else "gone from the source")
     table.add_row("leave alone", f"{found.num_unchanged:,}", "", "unchanged, or finished before")

@@ -32,7 +32,7 @@ def report_parts(report: Report) -> list[RenderableType]:
     if not report.steps:
         return last
     review = review_parts(report.review, report.steady_items_per_s or report.items_per_s) if report.review else []
-    inputs = [*clip_lines(report.steps), *_cut_lines(report), *_gpu_lines(report)]
+    inputs = [*clip_lines(report.steps), *_caption_lines(report), *_gpu_lines(report)]
     return [_step_table(report), *_operator_parts(report), *review, *inputs, *_cluster_parts(report), *last]
 
 
@@ -197,13 +197,17 @@ def clip_lines(steps: Iterable[StepReport]) -> list[RenderableType]:
     ]
 
 
-def _cut_lines(report: Report) -> list[RenderableType]:
+def _caption_lines(report: Report) -> list[RenderableType]:
+    """Return where the captions were found, and how many a model cuts."""
+    places = ", ".join(f"{num:,} {place}" for place, num in report.caption_places.items())
+    found: list[RenderableType] = [f"captions: {places}"] if places else []
     if not report.num_cut_captions:
-        return []
+        return found
     limit = "the limit of a model" if report.max_caption_tokens is None else f"{report.max_caption_tokens:,} tokens"
     return [
+        *found,
         f"{plural(report.num_cut_captions, 'caption')} longer than {limit}: "
-        f"{plural(report.num_cut_characters, 'character')} at the end cut, which no vector knows of"
+        f"{plural(report.num_cut_characters, 'character')} at the end cut, which no vector knows of",
     ]
 
 
@@ -253,7 +257,11 @@ def _outcome_lines(report: Report) -> list[RenderableType]:
     }
     lacking = "were ignored, as the model has no tower for them"
     counts |= {f"whose {what} {lacking}": num for what, num in report.ignored.items()}
-    counts |= {f"taken over from run {run_id}, not computed again": num for run_id, num in report.taken_from.items()}
+    for run_id, num in report.taken_from.items():
+        own = run_id == report.run_id
+        counts["copies of other items of this run" if own else f"taken over from run {run_id}, not computed again"] = (
+            num
+        )
     named = ", ".join(f"{num:,} {what}" for what, num in counts.items() if num)
     forced = [f"guard {guard['name']} was overridden: {guard['message']}" for guard in report.guards if guard["forced"]]
     ended = [] if report.outcome == "published" else [report.outcome]

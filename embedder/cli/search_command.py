@@ -246,7 +246,7 @@ def _hits_data(hits: "Hits", vector: Path | None) -> dict[str, Any]:
         "vector": vector,
         "not": hits.parts.away.texts,
         "not_image": hits.parts.away.images,
-        "hits": [asdict(hit) | {"uri": shown_uri(hit.uri)} for hit in hits],
+        "hits": [asdict(hit) | {"uri": shown_uri(hit.uri), "place": hit.place} for hit in hits],
         "note": hits.note,
         "warnings": hits.warnings,
     }

@@ -1,6 +1,7 @@
 """Report of a run, built once: the work, the measurements of its steps, the verdicts, and the outcome."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -123,6 +124,7 @@ def _step_figures(inputs: Inputs, outcome: EngineOutcome, result: RunResult, sta
         "versions": library_versions(),
         "startup_s": min((call.started_s for call in found.trace), default=started_s) - started_s,
         **{name: sum(getattr(step, name) for step in found.steps) for name in CUTS},
+        "caption_places": dict(sum((call.caption_places for call in found.trace), Counter[str]()).most_common()),
         "max_caption_tokens": inputs.model.config.preprocess.max_caption_tokens if inputs.model.config.text else None,
         "items_per_s": items_per_s,
         "window_s": found.window_s,

@@ -52,6 +52,11 @@ class Copies:
         return num_moved, pc.count_distinct(self._likely["item_id"]).as_py() - num_moved
 
     @property
+    def likely_ids(self) -> pa.ChunkedArray:
+        """Items to embed that probably have the content of a published one."""
+        return self._likely["item_id"]
+
+    @property
     def _likely(self) -> pa.Table:
         """The likeliest original of each item."""
         return _first_of_each(self.table.filter(self.table["is_likely"]), ["item_id"])

@@ -15,6 +15,7 @@ from embedder.ingest.comparison import compare_listing
 from embedder.ingest.guards import Verdict, check_forced, judge_hold, judge_listing
 from embedder.ingest.inputs import Inputs, open_inputs
 from embedder.ingest.model_work import ModelPlan, check_models
+from embedder.ingest.new_copies import count_new_copies
 from embedder.ingest.run_times import measured_times
 from embedder.ingest.takeover import find_held
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
@@ -22,7 +23,7 @@ from embedder.quantities import duration_text, rate
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import REPORT_FILE, all_runs
 from embedder.store.layout import Current, run_file
-from embedder.store.tables.arrow_lookup import KnownIds
+from embedder.store.tables.arrow_lookup import KnownIds, without_items
 from embedder.store.tables.tables import RecordTable
 from shards.file_schema import parse_json
 
@@ -94,6 +95,8 @@ class Forecast(BaseModel):
     """Items to embed that are probably published under an id that is gone: they are read, and keep its vectors."""
     num_copied: int = 0
     """The same, under an id that stays."""
+    num_new_copies: int = 0
+    """Items to embed that probably have the bytes of another one of them, and take its vectors over."""
     num_to_embed: int
     """Items to embed within the limit."""
     num_left: int
@@ -130,6 +133,9 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(found.work, difference=left)
     chosen = left.first(options.limit).to_embed
     num_moved, num_copied = found.copies.count_likely(work.retired["item_id"])
+    others = without_items(chosen, found.copies.likely_ids)
+    num_new_copies = 0 if options.given else count_new_copies(others)
+    num_computed = max(0, chosen.num_rows - num_moved - num_copied - num_new_copies)
     return Forecast(
         reasons=_reasons(work),
         num_unchanged=work.difference.num_unchanged,
@@ -139,11 +145,12 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         num_taken_over=num_taken_over,
         num_moved=num_moved,
         num_copied=num_copied,
+        num_new_copies=num_new_copies,
         num_to_embed=chosen.num_rows,
         num_left=left.to_embed.num_rows - chosen.num_rows,
         replaces_all=work.outdated is not None,
         rewrite_bytes=_rewrite_bytes(files, current, work, changing if num_taken_over else chosen),
-        estimate=_estimate(inputs, max(0, chosen.num_rows - num_moved - num_copied)),
+        estimate=_estimate(inputs, num_computed),
         retire_guard=judge_listing(work, found.moved_ids, config.max_retire_fraction, options),
         models={plan.model.name: _of_model(plan) for plan in found.plans[1:]},
         removed_models=found.removed if options.may_change else (),

@@ -27,11 +27,13 @@ from embedder.ingest.guards import Verdict, check_forced, judge_earlier, judge_h
 from embedder.ingest.inputs import Inputs, list_again_if_published, open_inputs, supply_contents
 from embedder.ingest.interim_publications import interim_publications
 from embedder.ingest.model_work import begin_models, check_models, items_of_any_model, report_removed
+from embedder.ingest.new_copies import NEW_COPIES, find_new_copies
 from embedder.ingest.publish_or_refuse import end_run, log_left_out
 from embedder.ingest.takeover import (
     HeldItems,
     HeldRecords,
     find_equal,
+    find_finished_copies,
     find_held,
     find_taken,
     take_over,
@@ -51,7 +53,7 @@ from embedder.store.lock import write_lock
 from embedder.store.publish.publish import finish_publication
 from embedder.store.schema import EMBEDDINGS, with_carryover
 from embedder.store.store_info import bind_store, check_writable, other_libraries
-from embedder.store.tables.arrow_lookup import without_ids
+from embedder.store.tables.arrow_lookup import without_ids, without_items
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index.keep_index import index_builder, make_first_index
 from shards.model_summary import untrained_reason
@@ -210,13 +212,18 @@ def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
     observer.on_run(run)
     to_embed = found.work.difference.to_embed
     held = find_held(inputs.files, found.current, inputs.info, to_embed)
+    is_taken = bool(held.as_listed)
     if held.as_listed:
         run = _take_over(run, held.as_listed, to_embed, inputs.config.rows_per_part)
+    if found.unfinished is not None and (copies := find_finished_copies(run, to_embed)):  # of a killed session
+        run, is_taken = _take_over(run, copies, to_embed, inputs.config.rows_per_part), True
+    if is_taken:
         found = found.with_finished(finished_items(run))  # what could be copied is now in the journal
     held = replace(held, copies=found.copies.table, current=found.current)
     num_purged = found.listing.num_rows - found.work.num_listed
     LOG.info(found.work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
     needed = {plan.model.name: plan.work.difference.first(options.limit).to_embed for plan in found.plans}
+    held = replace(held, new_copies=_find_new_copies(found, needed[""]))
     needed[""] = with_held_versions(needed[""], held)
     for plan in found.plans[1:]:
         LOG.info(plan.describe())
@@ -239,7 +246,19 @@ def _embed(session: _Session, observer: RunObserver) -> EngineOutcome:
     observer.tracking.on_plan(outcome.job.plan.to_json(), inputs.model.folder)
     if equal := find_equal(run, session.held):
         _take_over(next_session(run), equal, chosen, inputs.config.rows_per_part)
+    if session.held.new_copies.num_rows and (copies := find_finished_copies(run, chosen)):
+        _take_over(next_session(run), copies, chosen, inputs.config.rows_per_part)
     return outcome
+
+
+def _find_new_copies(found: ListingComparison, to_embed: pa.Table) -> pa.Table:
+    """Look for items that are there twice among those that no publication is likely to have (`NEW_COPIES`)."""
+    if found.inputs.options.given is not None:  # their contents are not there yet
+        return NEW_COPIES.empty_table()
+    copies = find_new_copies(without_items(to_embed, found.copies.likely_ids), found.inputs.decode)
+    if copies.num_rows:
+        LOG.info(f"{plural(copies.num_rows, 'item')} with the size and some bytes of another new one: read first")
+    return copies
 
 
 def _keep_originals(found: ListingComparison, session: _Session) -> ListingComparison:
@@ -324,7 +343,8 @@ def _take_over(run: Run, held: tuple[HeldRecords, ...], listed: pa.Table, rows_p
     """
     for each in held:
         num_items = each.records.num_rows
-        LOG.info(f"{plural(num_items, 'item')} taken over from run {each.version.run_id}, not computed again")
+        where = "other items of this run" if each.parts else f"run {each.version.run_id}"
+        LOG.info(f"{plural(num_items, 'item')} taken over from {where}, not computed again")
     take_over(run, held, listed, rows_per_part)
     return next_session(run)
 

@@ -14,7 +14,7 @@ from embedder.config import ComputeSettings, RunConfig, SourceConfig, SourceSett
 from embedder.errors import ConfigError, SourceError
 from embedder.executors.choose_engine import choose_engine
 from embedder.executors.find_gpus import find_gpus
-from embedder.executors.job import make_plan, store_info
+from embedder.executors.job import decode_spec, make_plan, store_info
 from embedder.ingest.listed_items import ListedItems, listed_items
 from embedder.ingest.run_times import measured_times
 from embedder.ingest.work import IngestOptions
@@ -31,6 +31,7 @@ from embedder.sources.captions import ANY_CAPTION, CaptionRules
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
 from embedder.sources.listing_schema import without_change_times
 from embedder.sources.selection import LeftOut
+from embedder.steps.item_decoder import DecodeSpec
 from embedder.storage.hashed_rows import HashedRows
 from embedder.storage.object_stores import is_remote
 from embedder.store.files import StoreFiles, is_same_place
@@ -39,6 +40,7 @@ from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_
 from embedder.store.store_info import output_columns, served_info
 from embedder.store.tables.tables import RecordTable
 from embedder.user_steps.declared_steps import check_columns
+from embedder.user_steps.run_steps import decoded_steps
 from shards.plan import ShardPlan
 from shards.preprocess import QUERY_PLACE
 
@@ -77,6 +79,11 @@ class Inputs:
     def views(self) -> list[tuple[StoreFiles, StoreInfo]]:
         """Views of the further models, each with its model and preprocessing."""
         return [(model.files(self.files), model.info) for model in self.models[1:]]
+
+    @property
+    def decode(self) -> DecodeSpec:
+        """Settings by which items are read and decoded for the main model."""
+        return replace(decode_spec(self.config.rows, self.model), steps=decoded_steps(self.config.step))
 
 
 def open_inputs(

@@ -1,14 +1,14 @@
 """Vectors of items to embed that a publication holds already: taken over, not computed again.
 
 A rolled-back publication may hold the item itself, the present one its content under another id
-(`embedder.ingest.copies`). An item is taken over if model and preprocessing are the run's, and its record in the first
-has the size and time listed now, or its content proves equal when it is read. Record and rows are copied into part
-files of the run and journaled, so that the item counts like any other that the run has finished. What can no longer be
-read is embedded.
+(`embedder.ingest.copies`), as may the run itself (`embedder.ingest.new_copies`). An item is taken over if model and
+preprocessing are the run's, and its record in the first has the size and time listed now, or its content proves equal
+when it is read. Record and rows are copied into part files of the run and journaled, so that the item counts like any
+other that the run has finished. What can no longer be read is embedded.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 from embedder.batch_schema import CARRIED, carried_schema
 from embedder.errors import StoreError
 from embedder.ingest.copies import COPIES
-from embedder.ingest.diff import CHECKED, is_as_recorded
+from embedder.ingest.diff import CHECKED, is_as_recorded, same_values
 from embedder.ingest.known_items import whole_contents
+from embedder.ingest.new_copies import NEW_COPIES
 from embedder.storage.hashed_rows import common_parts
 from embedder.store.files import StoreFiles
 from embedder.store.journal.finished import of_whole, read_finished
@@ -28,7 +29,7 @@ from embedder.store.journal.metadata_updates import move_rows
 from embedder.store.journal.part_writer import RunMetadata, gather_rows, write_copies
 from embedder.store.journal.runs import Run
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, StoreInfo, read_record, run_file
-from embedder.store.part_file import PartKey
+from embedder.store.part_file import PartFile, PartKey
 from embedder.store.publish.history import readable
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover, with_nulls
 from embedder.store.store_info import FINGERPRINTS, differing, output_columns, served_info
@@ -46,14 +47,20 @@ UNREADABLE = {
 }
 COMPARED = ("size_bytes", "modified")
 LISTED = ("source", "uri", *COMPARED)
+OF_CONTENT = ("decode", "embed")
+"""Steps whose rejects are the same for the same content."""
 
 
 @dataclass(frozen=True)
 class HeldRecords:
-    """Records of items to embed in one publication; the column `held_id` is their id there."""
+    """Records of items to embed in one publication; the column `held_id` is their id there.
+
+    Those of the run itself are in its part files `parts`, of `embeddings/`, and not in any version of the tables.
+    """
 
     version: Current
     records: pa.Table
+    parts: tuple[PartFile, ...] = ()
 
     def of(self, is_meant: pa.ChunkedArray) -> "HeldRecords":
         """Select some of the records."""
@@ -65,18 +72,20 @@ class HeldItems:
     """Items to embed that publications hold, each once.
 
     `as_listed` have the size and time that are listed now. `others` may have the same content, which reading them
-    shows; so may `copies` (`embedder.ingest.copies.COPIES`) of items of the publication `current`.
+    shows; so may `copies` (`embedder.ingest.copies.COPIES`) of items of the publication `current`, and `new_copies`
+    (`embedder.ingest.new_copies.NEW_COPIES`) of other items to embed.
     """
 
     as_listed: tuple[HeldRecords, ...] = ()
     others: tuple[HeldRecords, ...] = ()
     copies: pa.Table = field(default_factory=COPIES.empty_table)
     current: Current | None = None
+    new_copies: pa.Table = field(default_factory=NEW_COPIES.empty_table)
 
     @property
     def contents(self) -> pa.Table:
         """`item_id` and `content_version` of all that reading an item may show to be equal."""
-        held = [*(each.records for each in self.others), self.copies]
+        held = [*(each.records for each in self.others), self.copies, self.new_copies]
         return pa.concat_tables([each.select(["item_id", "content_version"]) for each in held])
 
     def leave_out(self, to_embed: pa.Table) -> pa.Table:
@@ -142,6 +151,62 @@ def find_equal(run: Run, held: HeldItems) -> tuple[HeldRecords, ...]:
     return tuple(each for each in equal if each.records.num_rows)
 
 
+def find_finished_copies(run: Run, listed: pa.Table) -> tuple[HeldRecords, ...]:
+    """Find listed items that the run has read and not embedded, and whose content it has finished under another id.
+
+    A rejected original counts where its content is the reason.
+    """
+    facts = ["content_version", "size_bytes", "modified", "state", "step", "transient"]
+    finished = read_finished(run.files, run.entries(), facts)
+    num_parts, copies = common_parts(finished.records, finished.whole), [NEW_COPIES.empty_table()]
+    for number in range(num_parts):
+        records, whole = (each.part(number, num_parts) for each in (finished.records, finished.whole))
+        copies.append(_unfinished_copies(without_items(records, whole["item_id"]), listed))
+    wanted = pa.concat_tables(copies)
+    contents = pa.array(wanted["content_version"].unique(), pa.string())
+    originals = [pa.table({name: pa.array([], pa.string()) for name in ("content_version", HELD_ID, "session")})]
+    for records in of_whole(finished.records, finished.whole) if len(contents) else ():
+        by_content = pc.and_not(
+            pc.is_in(records["step"], pa.array(OF_CONTENT)), pc.fill_null(records["transient"], False)
+        )
+        is_meant = pc.and_not(pc.or_(pc.equal(records["state"], "embedded"), by_content), records["kept"])
+        is_meant = pc.and_(is_meant, pc.is_in(records["content_version"], contents))
+        renamed = records.rename_columns({"item_id": HELD_ID}).filter(is_meant)
+        originals.append(renamed.select(originals[0].schema.names))
+    firsts = _first_of_each(pa.concat_tables(originals), "content_version")
+    pairs = wanted.join(firsts, "content_version", join_type="inner")
+    return tuple(_records_in_run(run, finished.files, pairs, each) for each in pc.unique(pairs["session"]).to_pylist())
+
+
+def _unfinished_copies(records: pa.Table, listed: pa.Table) -> pa.Table:
+    """Return those of some records that wait for rows, as `split_records` has them: `NEW_COPIES`."""
+    records = _first_of_each(records.sort_by([("session", "descending")]), "item_id")
+    place = positions(records["item_id"], listed["item_id"])
+    now = pa.table({name: take_or_null(listed[name], place) for name in COMPARED})
+    is_as_listed = pc.and_(*(same_values(now[name], records[name]) for name in COMPARED))
+    is_waiting = pc.and_(pc.equal(records["num_vectors"], 1), pc.equal(records["state"], "embedded"))
+    is_meant = pc.and_(pc.and_(is_waiting, is_as_listed), pc.is_valid(place))
+    return records.filter(is_meant).select(NEW_COPIES.names)
+
+
+def _first_of_each(table: pa.Table, name: str) -> pa.Table:
+    others = [each for each in table.column_names if each != name]
+    first = pa.TableGroupBy(table, name, use_threads=False).aggregate([(each, "first") for each in others])
+    return first.rename_columns([name, *others])
+
+
+def _records_in_run(run: Run, parts: Sequence[PartFile], copies: pa.Table, session: str) -> HeldRecords:
+    """Return the records of the originals that a session of the run has finished, each once for each of its copies."""
+    copies = copies.filter(pc.equal(copies["session"], session))
+    of_session = [part for part in parts if part.session == session]
+    wanted = KnownIds(copies[HELD_ID].unique())
+    paths = [part.path for part in of_session if part.table == "items" and wanted.any_between(part.id_range)]
+    records = pa.concat_tables(_records_of(RecordTable(run.files, "items", -1), paths, wanted))
+    version = Current(run_id=run.run_id, embeddings=-1, items=-1, published_at=run.info.started_at)
+    own = tuple(part for part in of_session if part.table == "embeddings")
+    return HeldRecords(version, _name_copies(records, copies.rename_columns({HELD_ID: "copy_of"})), own)
+
+
 def find_taken(run: Run, copies: pa.Table) -> pa.ChunkedArray:
     """Return the ids of originals whose content the run, in any session, has finished under another id, of `COPIES`."""
     finished = read_finished(run.files, run.entries(), ["content_version"])
@@ -154,10 +219,15 @@ def find_taken(run: Run, copies: pa.Table) -> pa.ChunkedArray:
 def _records_of_copies(files: StoreFiles, current: Current, copies: pa.Table) -> HeldRecords:
     """Read the records of the originals, each once for each of its copies."""
     records = _records(files, current, pa.chunked_array([copies["copy_of"].unique()]), set())
+    return HeldRecords(current, _name_copies(records, copies))
+
+
+def _name_copies(records: pa.Table, copies: pa.Table) -> pa.Table:
+    """Return the record of the original `copy_of` of each copy, with the copy's `item_id`."""
     place = positions(copies["copy_of"], records["item_id"])
     copies = copies.filter(pc.is_valid(place))
     records = records.take(place.drop_null()).append_column(HELD_ID, copies["copy_of"])
-    return HeldRecords(current, records.set_column(0, ITEMS.field("item_id"), copies["item_id"]))
+    return records.set_column(0, ITEMS.field("item_id"), copies["item_id"])
 
 
 def take_over(run: Run, held: tuple[HeldRecords, ...], listed: pa.Table, rows_per_part: int) -> None:
@@ -208,14 +278,17 @@ def _records(files: StoreFiles, version: Current, ids: pa.ChunkedArray, read: se
     parts = [part for part in table.parts() if part.key not in read]
     read.update(part.key for part in parts)
     paths = [part.path for part in parts if wanted.any_between(part.id_range)]
-    tables = [ITEMS.empty_table()]
+    return pa.concat_tables(_records_of(table, paths, wanted))
+
+
+def _records_of(table: RecordTable, paths: Iterable[str], wanted: KnownIds) -> Iterator[pa.Table]:
+    yield ITEMS.empty_table()
     for path in paths:
         try:
             records = with_nulls(table.read(paths=[path]), ITEMS).select(ITEMS.names).cast(ITEMS)
         except StoreError:  # a damaged file: its items are embedded
             continue
-        tables.append(records.filter(wanted.are_listed(records["item_id"])))
-    return pa.concat_tables(tables)
+        yield records.filter(wanted.are_listed(records["item_id"]))
 
 
 def _each_once(found: list[HeldRecords], ids: pa.ChunkedArray) -> tuple[HeldRecords, ...]:
@@ -257,7 +330,7 @@ def _rows_of(files: StoreFiles, held: HeldRecords, stamp: RunMetadata, moves: pa
     schema = with_carryover(EMBEDDINGS, stamp.columns)
     names = held.records.select([HELD_ID, "item_id"])
     wanted = KnownIds(names[HELD_ID].unique())
-    for path in [part.path for part in table.parts() if wanted.any_between(part.id_range)]:
+    for path in [part.path for part in held.parts or table.parts() if wanted.any_between(part.id_range)]:
         try:
             is_theirs = wanted.are_listed(table.read(["item_id"], [path])["item_id"])
             if not pc.any(is_theirs).as_py():

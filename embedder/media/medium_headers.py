@@ -16,7 +16,7 @@ from embedder.media.images import FORMATS, MAX_DRAFT_REDUCTION, ORIENTATION_TAG,
 from embedder.media.loaded_image import PictureForm
 from embedder.media.medium_values import picture_values
 from embedder.media.metadata_blocks import MAX_XMP_BYTES, MetadataBlocks, read_blocks, read_xmp
-from embedder.media.picture_texts import find_captions, find_keywords
+from embedder.media.picture_texts import find_captions, find_clip_captions, find_keywords
 from embedder.media.sniff import HEAD_BYTES, extra_kind, sniff
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -42,15 +42,19 @@ def header_values(file: BinaryIO, max_pixels: int, max_file_bytes: int, columns:
 
 
 def header_texts(file: BinaryIO, max_pixels: int, max_file_bytes: int, languages: Sequence[str]) -> dict[str, Any]:
-    """Return the `captions` by place, and the `keywords`, of a picture or an XMP sidecar; raises as `header_values`.
+    """Return `captions` by place, and `keywords`, of a picture, a clip or an XMP sidecar; raises as `header_values`.
 
     Args:
-        file: as for `header_values`, like the two limits; anything but a picture is read as XMP.
+        file: as for `header_values`, like the two limits; what is neither picture nor clip is read as XMP.
         max_pixels: see there.
         max_file_bytes: see there.
         languages: those that are wanted of XMP's alternatives.
     """
     head = _read_head(file)
+    if extra_kind(head) is None and sniff(head) == "video":
+        from embedder.media.videos import read_tags
+
+        return {"captions": find_clip_captions(read_tags(file)), "keywords": []}
     if extra_kind(head) is None and sniff(head) != "image":
         blocks = MetadataBlocks(xmp=read_xmp(file.read(MAX_XMP_BYTES + 1)))
     else:

@@ -1,10 +1,10 @@
-"""Captions and keywords in the metadata of an image: XMP, IPTC and Exif. Runs in the sandbox process.
+"""Captions and keywords in the metadata of an image: XMP, IPTC and Exif; and of a clip. Runs in the sandbox process.
 
 Sources: XMP, ISO 16684-1; IPTC-IIM 4.2 (2:120, 2:105, 2:5, 2:25, 1:90); Exif 2.32 (UserComment's character codes);
 Windows' XP tags, UTF-16.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from embedder.media.caption_text import clean_caption, clean_keywords
@@ -13,6 +13,8 @@ from embedder.media.metadata_blocks import MetadataBlocks, XmpText
 XMP_CAPTIONS = ("dc:description", "Iptc4xmpCore:AltTextAccessibility", "photoshop:Headline", "dc:title")
 IPTC_CAPTIONS = ((2, 120), (2, 105), (2, 5))
 """Caption or abstract, headline, object name."""
+CLIP_CAPTIONS, QUICKTIME = ("description", "title", "comment"), "com.apple.quicktime."
+"""Tags of a clip, by FFmpeg's names, which are those of MP4's ©des, ©nam and ©cmt, too."""
 IPTC_CODED_CHARACTER_SET, IPTC_KEYWORDS = (1, 90), (2, 25)
 UTF8_ESCAPE = b"\x1b%G"
 UTF8_MARK = b"\xef\xbb\xbf"
@@ -35,6 +37,14 @@ def find_captions(blocks: MetadataBlocks, languages: Sequence[str] = ()) -> dict
     }
     captions = {place: next(filter(None, map(clean_caption, texts)), "") for place, texts in found.items()}
     return {place: caption for place, caption in captions.items() if caption}
+
+
+def find_clip_captions(tags: Mapping[str, str]) -> dict[str, str]:
+    """Find the caption in the tags of a clip's container; its place is `clip`."""
+    own = {name.lower().removeprefix(QUICKTIME): text for name, text in tags.items()}
+    texts = (clean_caption(own[name]) for name in CLIP_CAPTIONS if name in own)
+    caption = next(filter(None, texts), None)
+    return {"clip": caption} if caption else {}
 
 
 def find_keywords(blocks: MetadataBlocks) -> list[str]:

@@ -29,6 +29,7 @@ WITHOUT_INDEX = frozenset({"mpegts", "mpeg", "mpegvideo", "flv", "asf"})
 """Formats in which seeking may end between two key frames."""
 READ_BYTES = 1 << 18
 DEFAULT_RATE = Fraction(25)
+MAX_TAG_CHARACTERS = 1 << 15  # of one text
 MAX_SEGMENT = 2**31 - 1  # segments are stored as int32
 MAX_PIXEL_ASPECT = 8  # a pixel beyond 8:1 means a broken header
 DEINTERLACING = "mode=frame:deint=all"  # by edge slopes within one frame
@@ -93,6 +94,12 @@ def read_clip_values(file: BinaryIO, max_pixels: int, medium_columns: Collection
         stream = _video_stream(container, max_pixels)
         first = next(_decoded_frames(container, stream, max_pixels), None)
         return _medium_of(container, stream, 1 if first is None else _orientation(first), medium_columns)
+
+
+def read_tags(file: BinaryIO) -> dict[str, str]:
+    """Return the tags of a clip's container; `file` must be seekable. Raises like `read_segments`."""
+    with _open(file) as container:
+        return {name: str(text)[:MAX_TAG_CHARACTERS] for name, text in container.metadata.items()}
 
 
 def _medium_of(container: Any, stream: Any, orientation: int, columns: Collection[str]) -> dict[str, Any]:

@@ -191,9 +191,9 @@ class Report(ReportSection):
     num_retired: int = 0
     """Items that left the store because they are not listed any more."""
     num_taken_over: int = 0
-    """Items reused from a publication that was rolled back, and not computed."""
+    """Items whose content a publication or another item of this run has, so that no model computed them."""
     taken_from: dict[str, int] = {}
-    """Those items, by the run of that publication."""
+    """Those items, by the run of that publication; this run's own id for copies within it."""
     num_equal: int = 0
     """Items with another size or time but the same content: their vectors stay, and no model computed them."""
     num_checked: int = 0
@@ -206,6 +206,8 @@ class Report(ReportSection):
     """Captions that this session read, and that are longer than the model's limit (`max_caption_tokens`)."""
     num_cut_characters: int = 0
     """Characters at their ends that no tower saw."""
+    caption_places: dict[str, int] = {}
+    """Captions that this session read, by the place where they were found; `given`: by a table, a tar or a join."""
     max_caption_tokens: int | None = None
     """The main model's limit, with special tokens; None for a model without a text tower."""
     num_stale: int = 0

@@ -19,7 +19,7 @@ WAITED = ("waited_input_s", "waited_copy_s", "waited_launch_s")
 FRAMES = ("num_frames", "num_decoded_frames")
 CUTS = ("num_cut_captions", "num_cut_characters")
 COUNTS = ("num_rows", "num_images", "num_captions", "num_tokens", *FRAMES, *CUTS, "num_calls")
-SUMMED = ("wall_s", "cpu_s", "bytes_out", *COUNTS, *WAITED)
+SUMMED = ("wall_s", "cpu_s", "bytes_out", "caption_places", *COUNTS, *WAITED)
 
 Calls = Iterable[Measurement]
 """Measurements of one step."""

@@ -13,6 +13,7 @@ from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.media.sniff import HEAD_BYTES
+from embedder.retrieval.cities import nearest_city
 from embedder.sources.byte_ranges import EmbeddedFile, open_ranges
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.sources.item_ranges import check_kind, open_item
@@ -105,6 +106,11 @@ class Hit:
         """Middle of a video's segment, in seconds from its start; None for an image."""
         return None if self.start_s is None or self.end_s is None else (self.start_s + self.end_s) / 2
 
+    @property
+    def place(self) -> str | None:
+        """City nearest to where the item was made, as `Lisbon, PT`; None if that isn't known (extra `places`)."""
+        return nearest_city(self.medium.get("latitude"), self.medium.get("longitude"))
+
     def __str__(self) -> str:
         """Return one line: score, modality, item and caption, with control characters escaped."""
         return printable(f"{self.score:.3f}  {self.modality:6} {self.item_id}  {self.caption or ''}")
@@ -169,11 +175,12 @@ def _pieces(ranges: ByteRanges, uri: str, embedded: EmbeddedFile | None = None) 
 
 
 def describe(hit: Hit) -> list[str]:
-    """Describe a hit in up to four short lines: score and time, caption, id, other segments and duplicates."""
+    """Describe a hit in up to four short lines: score, time and place, caption, id, other segments and duplicates."""
     time = "" if hit.middle_s is None else f"  at {hit.middle_s:.1f} s"
+    place = "" if hit.place is None else f"  {hit.place}"
     more = describe_more(hit)
     caption = [hit.caption] if hit.caption else []
-    return [f"{hit.score:.3f}{time}", *caption, hit.item_id, *([more] if more else [])]
+    return [f"{hit.score:.3f}{time}{place}", *caption, hit.item_id, *([more] if more else [])]
 
 
 def describe_more(hit: Hit) -> str:

@@ -62,7 +62,7 @@ def hit_table(
 
     With `queries`, the name of each query, the columns `query_number`, from 0, and `query` come first. The columns of
     `HIT` and one for each carried column follow; its type is the one in `types`, else that of its values, else JSON
-    text. Those of the medium that a hit has come last.
+    text. Those of the medium that a hit has come last, and `place`, the city nearest to it.
     """
     rows = [(number, rank, hit) for number, hits in enumerate(answers) for rank, hit in enumerate(hits, 1)]
     fields, names_of_queries = ([*HIT], []) if queries is None else ([*QUERY, *HIT], list(map(readable, queries)))
@@ -87,6 +87,9 @@ def hit_table(
         columns[shown] = _array([hit.carryover.get(name) for _, _, hit in rows], types.get(name))
     for name in dict.fromkeys(name for _, _, hit in rows for name in hit.medium):
         columns[name if name not in columns else MEDIUM + name] = pa.array([hit.medium.get(name) for _, _, hit in rows])
+    places = pa.array([hit.place for _, _, hit in rows], pa.string())
+    if places.null_count < len(places):
+        columns["place" if "place" not in columns else f"{MEDIUM}place"] = places
     return pa.table(columns)
 
 

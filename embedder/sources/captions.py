@@ -17,8 +17,11 @@ from shards.file_schema import parse_json
 
 MAX_CAPTION_BYTES = 1 << 20
 SIDECAR_ALONE = ("sidecar",)
-IN_FILES = ("xmp", "iptc", "exif")
-"""Places of `[captions] from` that are in the metadata of images."""
+IN_MEDIA = {"image": ("xmp", "iptc", "exif"), "video": ("clip",)}
+"""Places of `[captions] from` that are in the metadata of a file, by its kind."""
+IN_FILES = tuple(place for places in IN_MEDIA.values() for place in places)
+GIVEN = "given"
+"""Stands for the place of captions that come with the listing: of a table, a tar or a join."""
 PLACES_MARK = "|captions:"
 """Precedes in `modified` the places in which captions of the item are looked for."""
 JSON_KEYS = ("caption", "text", "description", "alt_text", "alt", "prompt")

@@ -1,13 +1,12 @@
 """CPU step of the pipeline: turns listed items into pixels and token ids, or the reason of a failure."""
 
-import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,6 @@ from embedder.batch_schema import (
     IMAGE_TEXT,
     ITEM_NUMBER,
     NEEDED,
-    OTHER_FILE,
     REASON,
     TENSOR,
     UNREADABLE_KIND,
@@ -29,16 +27,16 @@ from embedder.batch_schema import (
 from embedder.installation import MISSING_EXTRA
 from embedder.media.media_errors import UNSUPPORTED_CAMERA
 from embedder.media.sandbox import MAX_BATCH_BYTES, MAX_BATCH_IMAGES
-from embedder.media.sniff import HEAD_BYTES, is_own_sheet, may_be_animated, other_kind, sniff, unreadable_kind
 from embedder.quantities import plural
-from embedder.sources.fetch import Fetched, Fetcher, FetchError
+from embedder.sources.fetch import FetchError
 from embedder.sources.file_names import RAW_SUFFIXES, UNREADABLE_SUFFIXES, suffix_of
-from embedder.sources.source_errors import from_os_error
 from embedder.sources.uris import name_in
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.caption_encoder import NUM_UNREAD
-from embedder.steps.item_captions import CaptionReader, add_values, read_problem
+from embedder.steps.content_reader import CONVERT, ContentReader
+from embedder.steps.item_captions import add_values, read_problem
 from embedder.steps.item_decoder import (
+    CAPTION_PLACE,
     NUM_DECODED,
     NUM_FRAMES,
     DecodeSpec,
@@ -54,13 +52,10 @@ from embedder.store.tables.arrow_tensors import pack, unpack
 from shards.length_groups import count_computed
 
 TOKEN_BYTES = 4  # int32
-CAPTION_FILES = (".txt", ".json")  # other text (a playlist, a program) is no caption
 VERSIONS = ("known_version", "held_versions")  # content versions that already have vectors; the second are several
-CONVERT = "convert it to JPEG (a clip to MP4), and the next run embeds it"
 DECODE_CURE = "decode.items_per_task = 1 finds the item; it or its decoder may need more memory than the node has"
 RAY_NICENESS = 19  # lowest priority: work decoded in advance waits anyway, and a stage without input leaves its core
 RAY_TABLE_BYTES = 8 << 20  # Ray's cost per column and table does not depend on their size; large tables cost memory
-READ_BYTES = 4 << 20  # a local file up to this size is read only once, for its kind, its hash and decoding
 LISTING_ONLY = ("caption", "caption_uri", "error_type", "error", "is_media", "described_by")
 
 
@@ -131,9 +126,8 @@ class ItemReader:
 
     def __init__(self, spec: DecodeSpec) -> None:
         self.spec = spec
-        self.fetcher = Fetcher(spec.web)
         self.decoder = ItemDecoder(spec)
-        self.captions = CaptionReader(spec, self.fetcher, self.decoder.sandbox)
+        self.contents = ContentReader(spec, self.decoder.sandbox)
         self.steps = spec.steps.open(self.decoder) if spec.steps is not None else None
 
     def decode(self, listing: pa.Table, should_stop: Callable[[], bool], table_bytes: int = 0) -> Iterator[pa.Table]:
@@ -161,6 +155,8 @@ class ItemReader:
                 measurement.num_decoded_frames = sum(values.get(NUM_DECODED, 0) for _, values in batch)
                 unread = [values[NUM_UNREAD] for _, values in batch if NUM_UNREAD in values]
                 measurement.num_cut_captions, measurement.num_cut_characters = len(unread), sum(unread)
+                places = (values[CAPTION_PLACE] for _, values in batch if CAPTION_PLACE in values)
+                measurement.caption_places = Counter(places)
                 tensors = [column.name for column in self.spec.columns if column.type == TENSOR]
                 measurement.bytes_out = sum(table[name].nbytes for name in tensors)
             table = table.append_column("trace", trace_column(table.num_rows, measurement))
@@ -173,7 +169,7 @@ class ItemReader:
         items, limits = listing.select(columns).to_pylist(), self.spec.limits
         uris = (item["uri"] for item in items if item["error_type"] is None)
         pending: list[PendingImage] = []
-        with self.fetcher.ahead(uris, max_bytes=limits.max_file_bytes, max_file_bytes=limits.max_video_bytes):
+        with self.contents.fetcher.ahead(uris, max_bytes=limits.max_file_bytes, max_file_bytes=limits.max_video_bytes):
             for number, item in enumerate(items):
                 if should_stop():
                     return
@@ -205,17 +201,11 @@ class ItemReader:
             listed = ItemContent(problem=ItemProblem("read", item["error_type"], item["error"]))
             yield from self._rows_for(self._needs(item), listed)
             return
-        limits = self.spec.limits
         try:
-            with self.fetcher.fetch(
-                item["uri"],
-                max_bytes=limits.max_file_bytes,
-                max_file_bytes=limits.max_video_bytes,
-                max_read_bytes=READ_BYTES,
-            ) as fetched:
-                content = self._content(item, fetched)
-                file_hash = self._file_hash(fetched, content)
-                version = self._version(file_hash, content, item)
+            with self.contents.fetch(item["uri"]) as fetched:
+                content = self.contents.read(item, fetched)
+                file_hash = self.contents.file_hash(fetched, content)
+                version = self.contents.version(file_hash, content, item)
                 needs = self._needs(item, version if content.problem is None else None)
                 if not any(needs.values()):
                     yield {"content_version": version, "unchanged": True, "num_vectors": 0} | self._flags(needs)
@@ -228,7 +218,7 @@ class ItemReader:
                 for row in self.decoder.rows(content, image.models):
                     yield self._finish(row, image)
         except FetchError as error:  # it can't be opened, or it or its disk has disappeared
-            content = ItemContent(caption=self.captions.read(item, None).caption, problem=read_problem(error))
+            content = ItemContent(caption=self.contents.captions.read(item, None).caption, problem=read_problem(error))
             yield from self._rows_for(self._needs(item), content)
 
     def _needs(self, item: Values, version: str | None = None) -> dict[str, bool]:
@@ -252,6 +242,8 @@ class ItemReader:
             known["medium"] = json.dumps(said | with_hash)
         if not image.needs[""]:
             known["unchanged"] = True
+        if image.content.place is not None and row.get("num_vectors") is not None:
+            known[CAPTION_PLACE] = image.content.place
         return _raw_file_row(image.uri, row | self._flags(image.needs)) | known
 
     def _flags(self, needs: Mapping[str, bool]) -> Values:
@@ -259,42 +251,6 @@ class ItemReader:
         if not self.spec.has_several_models:
             return {}
         return {model_column(NEEDED, name): is_needed for name, is_needed in needs.items()}
-
-    def _file_hash(self, fetched: Fetched, content: ItemContent) -> str | None:
-        """Hash the item's file; None if there is nothing to hash, or it is too large to be decoded."""
-        if content.media is None and not content.caption:
-            return None
-        is_image = content.kind in ("image", "animation") and fetched.size_bytes > self.spec.limits.max_file_bytes
-        return None if is_image else self.fetcher.content_hash(fetched)
-
-    def _version(self, file_hash: str | None, content: ItemContent, item: Values) -> str | None:
-        """Hash the content that the item's vectors are made from; None if there is nothing to hash."""
-        if content.media is None and not content.caption:
-            return None
-        media_hash = "too large" if file_hash is None else file_hash
-        if content.kind == "animation":  # the file's first frame alone has another vector
-            media_hash += " as a clip"
-        if self.spec.steps is not None and self.spec.steps.carried:  # another value gives another result
-            media_hash += repr([item.get(name) for name in self.spec.steps.carried])
-        return content_version(media_hash, content.caption)
-
-    def _content(self, item: Values, fetched: Fetched) -> ItemContent:
-        """Classify the item by its first bytes; a text file without an image is a caption."""
-        if fetched.content is None:
-            return ItemContent("text", None, *self.captions.read(item, None))
-        head = _head(fetched.content)
-        kind: str | None = sniff(head)
-        if kind == "text" and item["uri"].lower().endswith(CAPTION_FILES):
-            return _caption_content(item, *self.captions.read_alone(item["uri"]))
-        found = self.captions.read(item, fetched.content if kind == "image" else None)
-        if is_own_sheet(head):
-            problem = ItemProblem("decode", OTHER_FILE, "a contact sheet of a search")
-            return ItemContent(None, None, found.caption, problem)
-        if kind == "image" and self.spec.animations == "clip" and may_be_animated(head):
-            kind = "animation"
-        if kind in ("image", "animation", "video"):
-            return ItemContent(kind, fetched.content, *found)
-        return ItemContent(None, None, found.caption, no_media(item, head))
 
 
 def _list_ended(listing: pa.Table) -> list[str]:
@@ -305,28 +261,6 @@ def _list_ended(listing: pa.Table) -> list[str]:
 
 def _list_known(listing: pa.Table, names: Iterable[str]) -> list[str]:
     return [name for name in names if name in listing.schema.names]
-
-
-def _caption_content(item: Values, caption: str | None, problem: ItemProblem | None) -> ItemContent:
-    """Return a caption without an image; a `.json` without a caption is another file unless it must have one."""
-    is_claimed = item.get("is_media") is not False or (problem is not None and problem.transient)
-    if not caption and not is_claimed:
-        return ItemContent(
-            None, None, None, ItemProblem("decode", OTHER_FILE, "a file without a caption that belongs to none")
-        )
-    return ItemContent("text", None, caption, problem)
-
-
-def no_media(item: Values, head: bytes) -> ItemProblem:
-    """Return why an item whose bytes are no readable image, video or caption is left out or rejected."""
-    if not head:
-        error_type = OTHER_FILE if item.get("is_media") is False else "EmptyFile"
-        return ItemProblem("decode", error_type, "the file is empty")
-    kind = unreadable_kind(head) or UNREADABLE_SUFFIXES.get(suffix_of(name_in(item["uri"])))
-    if kind is not None:
-        return ItemProblem("decode", UNREADABLE_KIND, f"{kind}: this version can't read that kind; {CONVERT}")
-    error_type = OTHER_FILE if item.get("is_media") is False else "UnknownKind"
-    return ItemProblem("decode", error_type, f"neither an image, a video nor a caption: {other_kind(head)}")
 
 
 def _raw_file_row(uri: str, row: Values) -> Values:
@@ -374,21 +308,6 @@ def grids_of(table: pa.Table) -> NDArray[np.int32]:
     """Return frames, patch rows and patch columns of the rows with images; int32 (R, 3)."""
     flat, _ = unpack(table[IMAGE_GRID.name].combine_chunks())
     return flat.view(np.int32).reshape(-1, 3)
-
-
-def content_version(media_hash: str, caption: str | None) -> str:
-    """Hash everything that an item's vectors are made from."""
-    return hashlib.blake2b(f"{media_hash}\n{caption or ''}".encode(), digest_size=16).hexdigest()
-
-
-def _head(content: bytes | Path) -> bytes:
-    if isinstance(content, bytes):
-        return content[:HEAD_BYTES]
-    try:
-        with content.open("rb") as file:
-            return file.read(HEAD_BYTES)
-    except OSError as error:
-        raise from_os_error(error, str(content)) from None
 
 
 def _needing(needs: Mapping[str, bool]) -> Collection[str]:

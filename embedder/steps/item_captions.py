@@ -10,7 +10,7 @@ from embedder.media.caption_text import clean_keywords
 from embedder.media.media_errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.sources.byte_ranges import open_ranges
-from embedder.sources.captions import IN_FILES, read_takeout
+from embedder.sources.captions import GIVEN, IN_MEDIA, read_takeout
 from embedder.sources.fetch import Fetcher
 from embedder.sources.item_ranges import BytesRanges
 from embedder.sources.source_errors import FetchError
@@ -22,11 +22,12 @@ Values = dict[str, Any]
 
 
 class FoundCaption(NamedTuple):
-    """Caption of an item, the first problem found on the way, and values of the medium's columns beside it."""
+    """Caption of an item and where it was found, the first problem on the way, and values of the medium beside it."""
 
     caption: str | None
     problem: ItemProblem | None = None
     beside: Mapping[str, Any] = {}
+    place: str | None = None
 
 
 def read_problem(error: FetchError) -> ItemProblem:
@@ -35,21 +36,22 @@ def read_problem(error: FetchError) -> ItemProblem:
 
 
 class CaptionReader:
-    """Reads the captions of items; what is in images and in XMP is read by the sandbox."""
+    """Reads the captions of items; what is in images, clips and XMP is read by the sandbox."""
 
     def __init__(self, spec: DecodeSpec, fetcher: Fetcher, sandbox: SandboxedDecoder) -> None:
         self._places, self._languages = spec.caption_places, spec.caption_languages
         self._fetcher, self._sandbox = fetcher, sandbox
 
-    def read(self, item: Mapping[str, Any], media: bytes | Path | None) -> FoundCaption:
+    def read(self, item: Mapping[str, Any], media: bytes | Path | None, kind: str | None = "image") -> FoundCaption:
         """Read an item's caption; one that a table, a tar or a join gives comes before all places.
 
         What can't be read is a problem, and the next place is tried; but after a temporary one the caption stays
-        missing until the next attempt. `media` is the item's image, None if it has none.
+        missing until the next attempt. `media` is the item's file, in which the places of its `kind` are looked for.
         """
         caption, problem, values = item["caption"], None, Values()
+        found_in, in_media = (GIVEN if caption else None), IN_MEDIA.get(kind or "", ())
         described_by = json.loads(item.get("described_by") or "{}")
-        in_image: Mapping[str, str] | None = None
+        in_file: Mapping[str, str] | None = None
         for place in self._places:
             try:
                 if place == "sidecar" and item["caption_uri"] is not None:
@@ -59,18 +61,19 @@ class CaptionReader:
                 elif place in described_by:
                     found, more = self._read_beside(place, described_by[place])
                     caption, values = caption or found, more | values
-                if place in IN_FILES and media is not None and not caption:
-                    in_image = self._read_image(media) if in_image is None else in_image
-                    caption = in_image.get(place)
+                if place in in_media and media is not None and not caption:
+                    in_file = self._read_file(media) if in_file is None else in_file
+                    caption = in_file.get(place)
             except FetchError as error:
                 problem = problem or read_problem(error)
             except DecodeError as error:  # a picture that is broken says so when it is decoded
-                in_image = {}
+                in_file = {}
                 if error.transient and problem is None:
                     problem = ItemProblem("read", error.error_type, error.message, transient=True)
+            found_in = found_in or (place if caption else None)
             if problem is not None and problem.transient and not caption:
                 break
-        return FoundCaption(caption, problem, values)
+        return FoundCaption(caption, problem, values, found_in)
 
     def read_alone(self, uri: str) -> tuple[str | None, ItemProblem | None]:
         """Read a caption file that is an item itself."""
@@ -91,7 +94,7 @@ class CaptionReader:
                 raise FetchError("CaptionBroken", where, error.transient) from None
         return captions.get(place, ""), {"keywords": keywords} if keywords else {}
 
-    def _read_image(self, media: bytes | Path) -> dict[str, str]:
+    def _read_file(self, media: bytes | Path) -> dict[str, str]:
         with closing(BytesRanges(media) if isinstance(media, bytes) else open_ranges(str(media))) as ranges:
             return self._read_texts(ranges)[0]
 

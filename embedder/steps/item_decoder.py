@@ -27,6 +27,9 @@ NO_TOWER = "NoTower"  # error type of an item that the model has no tower for
 NUM_FRAMES, NUM_DECODED = "num_frames", "num_decoded"
 """Values of a video's row, only for the measurement: frames that it has, and that were decoded for it."""
 
+CAPTION_PLACE = "caption_place"
+"""Value of an item's last row, only for the measurement: where its caption was found."""
+
 STEP_IMAGE = "step_image"
 """A row's image for the user's own steps: uint8 (1, H, W, 3), with its own proportions."""
 
@@ -137,7 +140,7 @@ class ItemContent:
     """Content of an item: an image or video, a caption, or both; and a problem found while reading it.
 
     Kind `animation` is an image that may be animated; it is then embedded as a video. `beside` has values of the
-    medium's columns from files beside it.
+    medium's columns from files beside it, `place` is where its caption was found.
     """
 
     kind: str | None = None
@@ -145,6 +148,7 @@ class ItemContent:
     caption: str | None = None
     problem: ItemProblem | None = None
     beside: Mapping[str, Any] = field(default_factory=dict)
+    place: str | None = None
 
 
 Rules = Mapping[ResizeSpec, Collection[FurtherInput]]

@@ -39,7 +39,7 @@ def image_bytes(seed: int, form: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def clip(path: Path, seconds: float = 3.0, fps: int = 10, size: int = 48) -> Path:
+def clip(path: Path, seconds: float = 3.0, fps: int = 10, size: int = 48, **tags: str) -> Path:
     """Write a clip whose brightness grows with time; return its path.
 
     Args:
@@ -47,8 +47,10 @@ def clip(path: Path, seconds: float = 3.0, fps: int = 10, size: int = 48) -> Pat
         seconds: length.
         fps: frames per second.
         size: side of a frame, in pixels.
+        tags: texts of the container by name.
     """
     with av.open(str(path), "w") as container:
+        container.metadata.update(tags)
         stream = container.add_stream("mpeg4", rate=Fraction(fps))
         stream.width = stream.height = size
         stream.pix_fmt = "yuv420p"

@@ -220,6 +220,7 @@ class HitAnswer(BaseModel):
     duplicates: list[DuplicateAnswer]
     carryover: dict[str, Any]
     medium: dict[str, Any] = Field(description="what the file says of itself; its place only if the server shows URIs")
+    place: str | None = Field(description="city nearest to where it was made, as `Lisbon, PT`; null where not shown")
     since: str | None = Field(
         description="of an earlier publication: changed where picture or caption are others now, removed, or null"
     )

@@ -26,6 +26,7 @@ from embedder.plugins.serve.serve_errors import RequestError
 from embedder.plugins.serve.served_publication import ServedPublication, error_without_place, no_item
 from embedder.plugins.serve.service import Service
 from embedder.plugins.serve.thumbnails import CONTENT_TYPE, Frame
+from embedder.retrieval.cities import nearest_city
 from embedder.retrieval.hit_files import file_name
 from embedder.retrieval.queries import SearchOptions
 from embedder.sources.listing_schema import shown_modified
@@ -214,6 +215,7 @@ def _describe(
     row["error"] = error_without_place(row)
     hidden = dict.fromkeys(publication.hidden)
     segments = [{name: None if name in hidden else value for name, value in each.items()} for each in segments]
+    segments = [each | _place_of(each) for each in segments]
     row, *segments = (each | {"uri": shown_uri(each["uri"]) if show_uris else None} for each in (row, *segments))
     answer = {
         "item": row | {"modified": shown_modified(row["modified"])},
@@ -224,6 +226,12 @@ def _describe(
         "version": publication.version,
     }
     return to_json(answer, inf_nan_mode="null", bytes_mode="base64")
+
+
+def _place_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the city nearest to where a row's item was made, unless it has a column of that name."""
+    place = None if "place" in row else nearest_city(row.get("latitude"), row.get("longitude"))
+    return {} if place is None else {"place": place}
 
 
 def _provenance(publication: ServedPublication, row: dict[str, Any], segments: list[dict[str, Any]]) -> dict[str, Any]:

@@ -213,6 +213,7 @@ def as_answer(
         "duplicates": [each._asdict() for each in hit.duplicates],
         "carryover": {name: value for name, value in hit.carryover.items() if name not in publication.hidden},
         "medium": {name: value for name, value in hit.medium.items() if name not in publication.hidden},
+        "place": None if "latitude" in publication.hidden else hit.place,
         "since": publication.changed_since(hit.item_id),
         "links": {
             "item": address + (f"?{version[1:]}" if version else ""),

@@ -5,6 +5,7 @@ import platform
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class Measurement:
     """Captions beyond a model's limit; set by decode, like the next."""
     num_cut_characters: int = 0
     """Characters of them that no tower sees."""
+    caption_places: Counter[str] = field(default_factory=Counter)
+    """Captions by the place where they were found; set by decode, like the next."""
     num_frames: int = 0
     """Embedded video frames; set by decode, like the next."""
     num_decoded_frames: int = 0
@@ -50,6 +53,10 @@ class Measurement:
     """The same, until the first kernel was launched."""
     num_calls: int = 1
     """More than one if this sums several calls of a process (`embedder.report.step_sums.join_measurements`)."""
+
+    def __post_init__(self) -> None:
+        """Read what rows and journals have as pairs."""
+        self.caption_places = Counter(dict(self.caption_places or ()))
 
 
 @contextmanager

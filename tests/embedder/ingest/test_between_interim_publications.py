@@ -114,7 +114,7 @@ def test_a_rollback_between_two_sessions_takes_over_what_was_published(config, s
 
 def test_what_a_guard_refuses_waits_and_the_end_is_refused_too(config, source, killed, caplog):
     for number in range(2):
-        (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+        (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken%d" % number)
     with caplog.at_level("WARNING"):
         killed(embed, config, 10, until=lambda: "guard rejects: 2 of 10" in caplog.text)
     assert "the run goes on" in caplog.text
@@ -126,7 +126,7 @@ def test_what_a_guard_refuses_waits_and_the_end_is_refused_too(config, source, k
 def test_a_refused_end_leaves_what_was_published_before(config, source, killed):
     killed(embed, config, 8)
     for number in range(2):
-        (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+        (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken%d" % number)
     with pytest.raises(RunFailedError, match=r"nothing is published beyond 8 items, published while it ran"):
         embed(config)
     assert len(rows_of(config)) == 8

@@ -10,10 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import samples
 from embedding_runs import embedded
 from refresh_runs import items_of, refreshed, rows_of
 
 import embedder
+from embedder.cli.render_report import report_parts
 from embedder.config import SourceConfig, load_config
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.dry_run import forecast
@@ -97,6 +99,29 @@ def test_captions_in_pictures_come_where_asked_and_cameras_names_are_none(make_r
     }
     assert {rows[name, 0]["modality"] for name in ("all.jpg", "comment.jpg")} == {"pair"}
     assert rows["comment.jpg", 0]["text_embedding"] is not None
+
+
+def test_clips_say_theirs_and_the_report_counts_captions_by_place(make_run, photos):
+    (photos / "plain.txt").write_text("of the text")
+    samples.clip(photos / "a.mp4", comment="shot on a phone", title="two dogs", description="two dogs on a beach")
+    samples.clip(photos / "b.mov", title="IMG_1234", comment="a long walk")
+    samples.clip(photos / "c.mkv", title="a kite &amp; a child")
+    samples.clip(photos / "d.mp4", title="DSC_0001.MOV")
+    samples.clip(photos / "e.mp4", title="not this one")
+    (photos / "e.txt").write_text("of the text beside it")
+    report, rows = refreshed(make_run(photos, captions={"from": ["sidecar", "xmp", "clip"]}))
+    found = captions_of(rows)
+    assert [found[name] for name in ("a.mp4", "b.mov", "c.mkv", "d.mp4", "e.mp4")] == [
+        "two dogs on a beach",
+        "a long walk",
+        "a kite & a child",
+        None,
+        "of the text beside it",
+    ]
+    in_pictures = sum(caption is not None for caption in found.values()) - 5
+    assert report.caption_places == {"sidecar": 2, "clip": 3, "xmp": in_pictures}
+    (line,) = (each for each in map(str, report_parts(report)) if each.startswith("captions: "))
+    assert set(line.removeprefix("captions: ").split(", ")) == {"2 sidecar", "3 clip", f"{in_pictures} xmp"}
 
 
 def test_switching_places_embeds_what_changes_and_nothing_else(make_run, photos):

@@ -4,8 +4,11 @@ import pytest
 
 import embedder.installation
 from embedder.errors import ConfigError
-from embedder.retrieval.cities import find_city
+from embedder.retrieval import cities
+from embedder.retrieval.cities import find_city, nearest_city
 from embedder.retrieval.conditions import check_condition
+from embedder.retrieval.hit import Hit, describe
+from embedder.retrieval.hit_files import hit_table
 
 COLUMNS = {"latitude": "DOUBLE", "longitude": "DOUBLE"}
 
@@ -57,3 +60,48 @@ def test_without_the_extra_the_message_names_it(monkeypatch):
             find_city("Lisbon")
     finally:
         embedder.installation.missing.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("latitude", "longitude", "place"),
+    [
+        (38.7223, -9.1393, "Lisbon, PT"),
+        (52.52, 13.405, "Berlin, DE"),
+        (52.3989, 13.0657, "Potsdam, DE"),
+        (38.6979, -9.4215, "Cascais, PT"),
+        (-17.61, 177.45 - 360, "Lautoka, FJ"),
+        (38.72, -30.0, None),  # in the Atlantic
+        (90.0, 0.0, None),
+        (0.0, 0.0, None),
+        (float("nan"), 1.0, None),
+        (None, 1.0, None),
+    ],
+)
+def test_a_place_has_the_name_of_the_nearest_city(latitude, longitude, place):
+    assert nearest_city(latitude, longitude) == place
+
+
+def hit(**medium):
+    return Hit(0.5, "a.jpg", 0, "image", "/a.jpg", None, None, "a caption", {}, medium=medium)
+
+
+def test_hits_say_where_they_were_taken():
+    found, other = hit(latitude=38.7223, longitude=-9.1393), hit(width=5)
+    assert describe(found) == ["0.500  Lisbon, PT", "a caption", "a.jpg"]
+    assert describe(other) == ["0.500", "a caption", "a.jpg"]
+    assert hit_table([[found, other]], {})["place"].to_pylist() == ["Lisbon, PT", None]
+    assert "place" not in hit_table([[other]], {}).column_names
+    found.carryover["place"] = "at the sea"
+    table = hit_table([[found]], {})
+    assert (table["place"].to_pylist(), table["medium.place"].to_pylist()) == (["at the sea"], ["Lisbon, PT"])
+
+
+def test_without_the_extra_places_have_no_names(monkeypatch):
+    monkeypatch.setitem(embedder.installation.EXTRAS, "places", ("no_such_package",))
+    for cached in (embedder.installation.missing, cities._city_points):
+        cached.cache_clear()
+    try:
+        assert hit(latitude=38.7223, longitude=-9.1393).place is None
+    finally:
+        for cached in (embedder.installation.missing, cities._city_points):
+            cached.cache_clear()

@@ -10,7 +10,7 @@ from embedder.executors.job import decode_spec
 from embedder.models.model_folder import open_model
 from embedder.sources.fetch import Fetcher
 from embedder.sources.listing import list_sources
-from embedder.steps import decode
+from embedder.steps import content_reader
 from embedder.steps.decode import ItemReader
 
 
@@ -65,7 +65,7 @@ def test_a_source_that_goes_away_after_its_listing_is_tried_again_another_day(de
 @pytest.mark.parametrize("moment", ["content_hash", "fetch"])
 def test_a_large_file_that_goes_away_while_it_is_read_is_one_reject(decode_folder, tmp_path, monkeypatch, moment):
     """Between two of the opens that reading takes; its neighbours are embedded."""
-    monkeypatch.setattr(decode, "READ_BYTES", 0)
+    monkeypatch.setattr(content_reader, "READ_BYTES", 0)
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(samples.image_bytes(number))
     before = getattr(Fetcher, moment)

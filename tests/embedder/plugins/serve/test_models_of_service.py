@@ -131,15 +131,20 @@ def test_no_request_runs_code_of_the_store_unless_the_operator_allowed_it(files,
 def test_places_are_shown_by_no_model_unless_uris_are(tmp_path):
     """The medium's columns stand in the main model's table; a further model's rows have them, too."""
     pictures = [picture(name, 10 * number) for number, name in enumerate(("a.png", "b.png"))]
-    files = searchable(tmp_path / "s", *pictures, index=False, latitude=[48.1] * 2, camera=["K-1"] * 2).files
+    files = searchable(
+        tmp_path / "s", *pictures, index=False, latitude=[48.1] * 2, longitude=[11.6] * 2, camera=["K-1"] * 2
+    ).files
     run = new_run(files, INFO, pa.schema([]), "refresh")
-    changes = {"medium_columns": ("latitude", "camera"), "run_id": run.run_id, "published_at": utc_now()}
+    changes = {"medium_columns": ("latitude", "longitude", "camera"), "run_id": run.run_id, "published_at": utc_now()}
     publish_current(files, read_published(files).model_copy(update=changes), "refresh")
     add_model(files, "clip", *(vector_row(name, towards(20)) for name in ("a.png", "b.png")))
-    for show_uris, shown in ((False, {"camera": "K-1"}), (True, {"camera": "K-1", "latitude": 48.1})):
+    whole = {"camera": "K-1", "latitude": 48.1, "longitude": 11.6}
+    for show_uris, shown, place in ((False, {"camera": "K-1"}, None), (True, whole, "Munich, DE")):
         with running(files.address, show_uris=show_uris, cache_dir=tmp_path / f"cache-{show_uris}") as url:
             server = Served(url, None, tmp_path)
             for model in ("main", "clip"):
                 answer = server.search({"vector": towards(0).tolist()}, model=model)
                 for hit in answer.json["answers"][0]["hits"]:
-                    assert (hit["carryover"], hit["medium"]) == ({}, shown), (model, show_uris)
+                    assert (hit["carryover"], hit["medium"], hit["place"]) == ({}, shown, place), (model, show_uris)
+            (row,) = server.get("/items/a.png").json["segments"]
+            assert (row.get("latitude"), row.get("place")) == (shown.get("latitude"), place)

@@ -1,0 +1,120 @@
+"""Items of one run with the same bytes: the first is embedded, and the others take its vectors over.
+
+Candidates have one size, and the same few bytes in the middle; in a bucket, one ETag that is a hash. The first of each
+group is read, for the content that decode compares with the others' (`embedder.steps.decode`). Once the engine has
+ended, those whose content is equal get its rows (`embedder.ingest.takeover.find_finished_copies`).
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from hashlib import blake2b
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from embedder.ingest.diff import CHECKED, REJECTED_BEFORE, ROWS_DAMAGED
+from embedder.media.sandbox import SandboxedDecoder
+from embedder.sources.item_ranges import open_item
+from embedder.sources.source_errors import FetchError
+from embedder.sources.uris import split_uri
+from embedder.steps.content_reader import ContentReader
+from embedder.steps.item_decoder import DecodeSpec
+from embedder.storage.object_stores import is_remote
+from index.vectors import Rows
+
+Hashes = NDArray[np.uint64]
+
+NEW_COPIES = pa.schema({"item_id": pa.string(), "content_version": pa.string()})
+NOT_MEANT = (CHECKED, REJECTED_BEFORE, ROWS_DAMAGED)
+SEEN_BYTES = 4096  # read of each file that is as large as another; the middle differs where pixels do
+NUM_READERS, ITEMS_AT_ONCE = 16, 512
+_HASH = re.compile(r"[0-9a-f]{32}(-\d+)?")  # as S3 has it, in parts, too; other ETags say nothing of the content
+
+
+def count_new_copies(to_embed: pa.Table) -> int:
+    """Count the items that look like copies of others to embed, by size and a few bytes of those of one size."""
+    _, groups = _find_groups(to_embed)
+    return len(groups) - len(np.unique(groups))
+
+
+def find_new_copies(to_embed: pa.Table, spec: DecodeSpec) -> pa.Table:
+    """Return items that look like copies of others to embed, each with the content of the other: `NEW_COPIES`.
+
+    One of each such group is read, and what lies beside all of them, as their captions and times have to agree.
+    """
+    rows, groups = _find_groups(to_embed)
+    carried = spec.steps.carried if spec.steps is not None else ()
+    names = ["item_id", "uri", "caption", "caption_uri", "is_media", "described_by", *carried]
+    alike = to_embed.select(names).take(pa.array(rows))
+    found: list[dict[str, str]] = []
+    with SandboxedDecoder(spec.limits) as sandbox, closing(ContentReader(spec, sandbox)) as reader:
+        first: dict[str, dict[str, Any]] = {}
+        last_group = -1
+        for group, item in zip(groups.tolist(), _rows_of(alike), strict=True):
+            first, last_group = first if group == last_group else {}, group
+            beside = reader.captions.read(item, None)
+            if beside.problem is not None:
+                continue
+            key = json.dumps([beside.caption, beside.beside], sort_keys=True, default=str)
+            original = first.setdefault(key, item)
+            if original is item:
+                continue
+            if "version" not in original:
+                original["version"] = reader.version_of(original)
+            if original["version"] is None:
+                first[key] = item
+            else:
+                found.append({"item_id": item["item_id"], "content_version": original["version"]})
+    return pa.Table.from_pylist(found, NEW_COPIES)
+
+
+def _rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
+    return chain.from_iterable(batch.to_pylist() for batch in table.to_batches(max_chunksize=ITEMS_AT_ONCE))
+
+
+def _find_groups(to_embed: pa.Table) -> tuple[Rows, Rows]:
+    """Return the rows of items that look like others, group by group in their order, and the group of each."""
+    is_meant = pc.and_(pc.is_null(to_embed["error_type"]), pc.greater(pc.fill_null(to_embed["size_bytes"], 0), 0))
+    is_meant = pc.and_not(is_meant, pc.is_in(to_embed["reason"], pa.array(NOT_MEANT)))
+    rows = np.flatnonzero(is_meant.to_numpy())
+    rows, _ = _find_repeated(rows, to_embed["size_bytes"].take(pa.array(rows)).to_numpy())
+    looks = _looks_of(to_embed.select(["uri", "size_bytes", "modified"]).take(pa.array(rows)))
+    return _find_repeated(rows[looks != 0], looks[looks != 0])
+
+
+def _find_repeated(rows: Rows, keys: NDArray[Any]) -> tuple[Rows, Rows]:
+    """Return the rows whose key others have, sorted by key, then row, and the number of the key of each."""
+    _, numbers, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    order = np.argsort(numbers, kind="stable")
+    order = order[counts[numbers[order]] > 1]
+    return rows[order], numbers[order]
+
+
+def _looks_of(items: pa.Table) -> Hashes:
+    """Return a hash of each item's size with its ETag or a few bytes: uint64 (N,); 0 where these are not to be had."""
+    pieces = items.to_batches(max_chunksize=ITEMS_AT_ONCE)
+    with ThreadPoolExecutor(NUM_READERS, "compare") as pool:
+        found = list(pool.map(lambda piece: [_look(**item) for item in piece.to_pylist()], pieces))
+    return np.array([look for piece in found for look in piece], np.uint64)
+
+
+def _look(uri: str, size_bytes: int, modified: str | None) -> int:
+    path, part = split_uri(uri)
+    if is_remote(path):
+        tag = (modified or "").partition("|")[0]
+        seen = tag.encode() if part is None and _HASH.fullmatch(tag) else b""
+    else:
+        try:
+            with closing(open_item(uri, max_bytes=0)) as ranges:
+                is_whole = ranges.size == size_bytes
+                seen = ranges.read_at(max(0, size_bytes - SEEN_BYTES) // 2, SEEN_BYTES) if is_whole else b""
+        except FetchError:  # the run says why when it reads the item
+            seen = b""
+    return int.from_bytes(blake2b(b"%d %b" % (size_bytes, seen), digest_size=8).digest()) if seen else 0
