@@ -77,8 +77,8 @@ def _space_levels(lists: faiss.Index, vectors: Floats) -> None:
     vectors = np.ascontiguousarray(vectors)
     centroids = lists.quantizer.reconstruct_n(0, lists.nlist)
     residuals = vectors - centroids[lists.quantizer.search(vectors, 1)[1][:, 0]]
-    ends = np.percentile(residuals, (_LEFT_OUT, 100 - _LEFT_OUT), axis=0)
-    levels = np.linspace(*ends, lists.pq.ksub, axis=1, dtype=np.float32)
+    first, last = np.percentile(residuals, (_LEFT_OUT, 100 - _LEFT_OUT), axis=0)
+    levels = np.linspace(first, last, lists.pq.ksub, axis=1, dtype=np.float32)
     faiss.copy_array_to_vector(levels.ravel(), lists.pq.centroids)
 
 
