@@ -5,7 +5,8 @@ the order in which they may win, until none can win any more: the smallest first
 the smallest that keeps it; else the fastest on a small sample, on which all are measured.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from index.constraints import LARGER, Constraints, judge, keeps, rank
@@ -61,24 +62,27 @@ class DesignSearch:
         num_tried = min(NUM_TRIED, max(MIN_TRIED, self.table.num_vectors // 8))
         large = self._trials(num_tried)
         self.trials.append(large.measure(exact))
-        left = [*self.trials]
+        left, small = [*self.trials], None
         if keeps(left[0], self.constraints, self.constraints.exact_latency_ms) and not self.measure_all:
             yield parse_design(left.pop().design)
         if self.constraints.latency_ms is not None:
             waiting.sort(key=self._estimate_bytes)
         elif len(waiting) > _FEW and min(self.table.num_vectors, num_tried) > 2 * NUM_SCREENED and not self.measure_all:
             small = self._trials(NUM_SCREENED)
-            self._screened = {design: small.measure(design) for design in waiting}
-            waiting.sort(key=lambda design: _screened_cost(self._screened[design], self.constraints))
+        missed: set[Design] = set()
         while left or waiting:
-            while waiting and (self.measure_all or not self._may_stop(left, waiting[0])):
-                left.append(large.measure(waiting.pop(0)))
+            if small is not None:
+                self._screen(small, waiting, missed)
+            while (following := self._find_next(left, waiting)) is not None:
+                waiting.remove(following)
+                left.append(large.measure(following))
                 self.trials.append(left[-1])
             ranked = rank(left, self.constraints)
             if not ranked:
                 return
             left.remove(ranked[0])
-            yield parse_design(ranked[0].design)
+            missed.add(design := parse_design(ranked[0].design))
+            yield design
 
     def judge_trials(self, chosen: str, missed: Mapping[str, str]) -> tuple[DesignTrial, ...]:
         """Return all measurements with their verdicts; none for a requested design.
@@ -97,6 +101,31 @@ class DesignSearch:
 
     def _may_stop(self, trials: Sequence[DesignTrial], following: Design) -> bool:
         return may_stop(trials, self._screened, following, self._estimate_bytes(following), self.constraints)
+
+    def _find_next(self, left: Sequence[DesignTrial], waiting: Sequence[Design]) -> Design | None:
+        """Return the next design to measure; None if none can beat those `left`, measured and not yet built."""
+        if self.measure_all:
+            return next(iter(waiting), None)
+        limits = self.constraints, self.constraints.latency_ms
+        kept = [parse_design(each.design) for each in left if keeps(each, *limits)]
+        following = next((each for each in waiting if not any(map(each.is_outdone_by, kept))), None)
+        return None if following is None or self._may_stop(left, following) else following
+
+    def _screen(self, small: DesignTrials, waiting: list[Design], missed: Collection[Design]) -> None:
+        """Measure those waiting on the small sample, and sort them by that.
+
+        What another outdoes waits on, unmeasured, unless that one `missed` the constraints on the whole table.
+        """
+        for design in waiting:
+            screened = [(each, _screened_cost(trial, self.constraints)) for each, trial in self._screened.items()]
+            kept = [each for each, (misses, _) in screened if not misses and each not in missed]
+            if design not in self._screened and not any(map(design.is_outdone_by, kept)):
+                self._screened[design] = small.measure(design)
+        waiting.sort(key=self._waiting_cost)
+
+    def _waiting_cost(self, design: Design) -> tuple[bool, float]:
+        trial = self._screened.get(design)
+        return (True, math.inf) if trial is None else _screened_cost(trial, self.constraints)
 
     def _trials(self, num_rows: int) -> DesignTrials:
         limits = (self.constraints.recall, self.constraints.latency_ms)
@@ -125,7 +154,7 @@ def may_stop(
         return any(following_bytes > LARGER * trial.expected_bytes for trial in kept)
     times = {str(design): trial.expected_latency_ms for design, trial in screened.items()}
     kept = [trial for trial in kept if trial.design in times]
-    if not kept:
+    if not kept or following not in screened:
         return False
     best = min(kept, key=lambda trial: trial.expected_latency_ms)
     misses, expected_ms = _screened_cost(screened[following], constraints)

@@ -7,6 +7,7 @@ numbers, which carry the most where a model was trained so (Matryoshka).
 Flat                                       exact search
 HNSW32,Flat                                a graph over whole vectors
 LeanVec48,HNSW32,Flat,Refine(SQfp16)       a graph over projections; the best are re-scored at full width
+LeanVec48,IVF512,PQ48x4fsr,Refine(SQfp16)  lists of projections, 4 bits for each number's distance from the centroid
 OPQ64,IVF4096,PQ64x4fs,Refine(SQfp16)      lists of product codes, scanned 32 at a time; re-scored
 Weighted,IVF1024,PQ96x4fs,Refine(SQ8)      codes of vectors weighted by what queries ask for (`index.query_weights`)
 IVF4096,PQ128x4fs,Disk(SQ8)                the same, with the vectors for re-scoring left on disk
@@ -33,12 +34,12 @@ TRAINING_VECTORS_PER_LIST = 64  # FAISS recommends at least 39
 MAX_TRAINING_VECTORS = 1 << 20
 MIN_PART_VECTORS = 39 * 16  # 16 centroids of a 4-bit code; FAISS warns below 39 vectors each
 
-_WIDE = 48  # directions of a projection that are worth codes of 4 bits
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one of this many lists is read
 _PARTS_FACTORS = (4, 8, 16, 32, 64)  # each row may be a disk read, so no more than needed
 _EXACT_CODES_FACTORS = (1, 4)  # rows to re-rank, as a multiple of k, for codes that almost preserve the order
 _PROJECTED_FACTORS = (1, 2, 4, 16)  # the same for projections
+_PROJECTED_CODES_FACTORS = (2, 4, 8, 16)  # the same for their small codes
 _SMALL_CODES_FACTORS = (4, 16, 64)  # the same for codes of a few bits per dimension
 
 # Milliseconds per vector read, when some hundred are requested at once: 200 took 1.8 ms, 600 took 8.6 ms.
@@ -131,6 +132,17 @@ class Design:
         """Whether its codes have a few bits per dimension."""
         return _SMALL_CODES.search(self.factory) is not None
 
+    def is_outdone_by(self, other: "Design") -> bool:
+        """Whether nothing is left to win beside `other`, if that keeps the constraints: 4 bits a number of projections.
+
+        More bits for the same projections, or a graph over them, take more memory and twice the time; weighted codes
+        take about as much memory and three times the time (measured on the shapes of `scripts/bench_retrieval.py`).
+        """
+        if other.projection is None or not other.has_fast_scan:
+            return False
+        is_same = (self.projection, self.first, self.rerank) == (other.projection, other.first, other.rerank)
+        return (self.in_parts and not self.on_disk) or (is_same and not self.has_fast_scan)
+
     @property
     def num_training(self) -> int:
         """The most vectors to train on."""
@@ -148,7 +160,8 @@ class Design:
             factors = _PARTS_FACTORS
         elif self.rerank:
             factors = _SMALL_CODES_FACTORS if self.has_small_codes else _EXACT_CODES_FACTORS
-            factors = _PROJECTED_FACTORS if self.projection else factors
+            if self.projection:
+                factors = _PROJECTED_CODES_FACTORS if self.has_small_codes else _PROJECTED_FACTORS
         for factor in factors:
             yield [
                 search_params | ({"k_factor": factor} if factor else {}) for search_params in self._structure_params()
@@ -214,13 +227,14 @@ def candidate_designs(
         Design(f"IVF{lists},Flat"),
         Design(f"IVF{lists},SQ8", rerank="SQfp16"),
     ]
-    designs += designs_in_parts(num_vectors, dim, on_disk=False)
     part_lists = count_part_lists(num_vectors)
-    designs += [  # scanned twice as fast as 8 bits where directions are many, and too coarse where they are few
-        Design(f"IVF{part_lists},PQ{width}x4fs", width, "SQfp16", first=first)
+    designs += [  # before what they may outdo
+        Design(f"IVF{part_lists},PQ{width}x4fsr", width, rerank, first=first)
         for width in projections
-        if width >= _WIDE and num_vectors >= MIN_PART_VECTORS
+        for rerank in ("SQfp16", "SQ8")
+        if num_vectors >= MIN_PART_VECTORS
     ]
+    designs += designs_in_parts(num_vectors, dim, on_disk=False)
     designs += [
         Design(factory, width, rerank, first=first)
         for width in projections
@@ -228,7 +242,6 @@ def candidate_designs(
             ("Flat", "SQfp16"),
             ("HNSW32,Flat", "SQfp16"),
             ("HNSW32,Flat", "SQ8"),
-            (f"IVF{lists},Flat", "SQfp16"),
             (f"IVF{lists},SQ8", "SQfp16"),
             (f"IVF{lists},SQ8", "SQ8"),
         )

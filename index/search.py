@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from operator import gt
 from pathlib import Path
 from typing import Any
 
@@ -102,19 +103,21 @@ class Index:
             return Neighbours(np.empty((len(queries_QE), 0), np.float32), np.empty((len(queries_QE), 0), np.int64))
         if parameters is None:
             parameters = self.manifest.parameters if profile == "text" else self.manifest.image_parameters
-        with faiss_build.threads(num_threads):
-            if parameters is None or k * EXACT_SHARE >= num_allowed:
+        if parameters is None or k * EXACT_SHARE >= num_allowed:
+            with faiss_build.threads(num_threads):
                 return _order(*faiss_search.search_exactly(self._index, queries_QE, k, selector))
-            if among is not None and selector is not None:
-                scan, row_us = self._scan(profile)
-                if row_us * num_allowed <= self.manifest.latency_ms * 1000 / (num_allowed / len(self)):
+        if among is not None and selector is not None:
+            scan, row_us = self._scan(profile)
+            if row_us * num_allowed <= self.manifest.latency_ms * 1000 / (num_allowed / len(self)):
+                with faiss_build.threads(num_threads):
                     return _order(*scan(queries_QE, k, selector))
-            share = 1.0 if among is None else num_allowed / len(self)
-            search_params = parameters if among is None else widen_search_params(parameters, share)
-            with faiss_build.threads(num_threads or self._num_threads(len(queries_QE) / share)):
-                scores, rows = faiss_search.search(self._index, queries_QE, k, search_params, selector)
-            if rows.min(initial=0) < 0:  # return k results whenever k exist
-                is_short = (rows < 0).any(axis=1)
+        share = 1.0 if among is None else num_allowed / len(self)
+        search_params = parameters if among is None else widen_search_params(parameters, share)
+        with faiss_build.threads(num_threads or self._num_threads(len(queries_QE) / share)):
+            scores, rows = faiss_search.search(self._index, queries_QE, k, search_params, selector)
+        if rows.min(initial=0) < 0:  # return k results whenever k exist
+            is_short = (rows < 0).any(axis=1)
+            with faiss_build.threads(num_threads):
                 scores[is_short], rows[is_short] = faiss_search.search_exactly(
                     self._index, queries_QE[is_short], k, selector
                 )
@@ -197,7 +200,12 @@ def widen_search_params(parameters: dict[str, int], share: float) -> dict[str, i
 
 
 def _order(scores: Floats, rows: Rows) -> Neighbours:
-    if (scores[:, 1:] < scores[:, :-1]).all():
+    if len(scores) == 1:  # no call of NumPy: ten of them take as long as a short search
+        one: list[float] = scores[0].tolist()
+        is_ordered = all(map(gt, one, one[1:]))
+    else:
+        is_ordered = bool((scores[:, 1:] < scores[:, :-1]).all())
+    if is_ordered:
         return Neighbours(scores, rows)
     order = np.arange(len(rows))[:, None], np.lexsort((rows, -scores), axis=1)
     return Neighbours(scores[order], rows[order])

@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 from index_samples import Build, exact_rows, make_images_and_captions, make_vectors, share_found
 
-from index.choose import may_stop
+from index import faiss_build
+from index.choose import DesignSearch, may_stop
 from index.constraints import Constraints, judge, no_design_text, rank
-from index.design_trials import QueryDirections
+from index.design_trials import Projections, QueryDirections
 from index.designs import Design, candidate_designs, count_lists, parse_design
+from index.held_out_queries import split_queries
 from index.index_errors import RetrievalError
 from index.manifest import DesignTrial
 from index.search import open_index
+from index.vectors import VectorTable
 
 
 def trial(design: str, recall: float, latency_ms: float, num_bytes: int) -> DesignTrial:
@@ -294,6 +297,50 @@ def test_without_a_latency_all_are_measured_on_a_small_sample_and_few_on_a_large
     sizes = {trial.design: trial.num_vectors for trial in manifest.trials}
     assert sizes[manifest.design] == sizes["Flat"] == 1500
     assert {700, 1500} == set(sizes.values())
-    assert len(sizes) == len(manifest.trials) >= 8
+    assert len(sizes) == len(manifest.trials)
+    measured = [parse_design(each) for each in sizes]
+    left = [each for each in candidate_designs(3000, 64, (16,)) if each not in measured]
+    left = [each for each in left if each.least_bytes(3000, 64) <= 700_000]
+    assert len(measured) >= 5
+    assert all(any(map(each.is_outdone_by, measured)) for each in left)
     assert manifest.memory_bytes <= 700_000
     assert manifest.recall_at_10 >= 0.95
+
+
+@pytest.mark.parametrize("latency_ms", [None, 1000.0])
+def test_what_others_outdo_is_measured_after_all_where_these_miss_on_the_whole_table(
+    monkeypatch: pytest.MonkeyPatch, latency_ms: float | None
+) -> None:
+    monkeypatch.setattr("index.constraints.DEFAULT_LATENCY_MS", 1e-6)
+    monkeypatch.setattr("index.choose.NUM_TRIED", 1500)
+    monkeypatch.setattr("index.choose.NUM_SCREENED", 700)
+    images, captions = make_images_and_captions(3000, 400)
+    table = VectorTable(*images.shape, images)
+    split = split_queries(table, captions, "text")
+    projections = Projections(split.learned, table)
+    constraints = Constraints(recall=0.5, latency_ms=latency_ms)
+    search = DesignSearch(table, split.tuned, projections, "auto", constraints, measure_all=False)
+    designs, built = search.designs(), list[Design]()
+    with faiss_build.threads(1):
+        while not any(design.has_fast_scan and design.projection for design in built):
+            built.append(next(designs))
+        first = len(search.trials)
+        built += [*designs]
+    measured = {parse_design(trial.design) for trial in search.trials}
+    assert len(measured) > first
+    assert measured == set(projections.candidates())
+    outdone = [each for each in measured if any(map(each.is_outdone_by, measured))]
+    assert {design.kind for design in outdone} == {"flat", "hnsw", "ivf"}
+
+
+def test_more_bits_graphs_and_weighted_codes_are_outdone_by_four_bits_of_the_same_projections() -> None:
+    four_bits = parse_design("LeanVec32,IVF64,PQ32x4fsr,Refine(SQ8)")
+    others = {str(each): each.is_outdone_by(four_bits) for each in candidate_designs(10_000, 128, (32, 64))}
+    assert {name for name, is_outdone in others.items() if is_outdone} == {
+        "Weighted,IVF39,PQ32x4fs,Refine(SQ8)",
+        "Weighted,IVF39,PQ64x4fs,Refine(SQ8)",
+        "LeanVec32,HNSW32,Flat,Refine(SQ8)",
+        "LeanVec32,IVF156,SQ8,Refine(SQ8)",
+    }
+    assert not four_bits.is_outdone_by(parse_design("LeanVec32,IVF64,SQ8,Refine(SQ8)"))
+    assert not parse_design("IVF64,PQ32x4fs,Disk(SQ8)").is_outdone_by(four_bits)
