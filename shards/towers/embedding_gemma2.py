@@ -206,7 +206,7 @@ class EmbeddingGemma2TextTower(TextEncoderTower):
         for layer in module.layers:
             layer.ple_projection = nn.Linear(self.hidden_size, self.hidden_size_per_layer_input, bias=False)
             layer.ple_norm = norm(self.hidden_size_per_layer_input, eps=self.rms_norm_eps)
-        module.ple = None
+        del module.ple
         return module
 
     def prune(self, module: Any, *ranges: LayerRange) -> None:
@@ -251,7 +251,7 @@ class EmbeddingGemma2TextTower(TextEncoderTower):
         masks = {FULL: layout.mask, SLIDING: window_mask(places, layout.mask, self.sliding_window)}
         for number, kind in enumerate(kinds, layers.start):
             layer = module.layers[number]
-            read = layer.ple_norm(layer.ple_projection(first_FLD) * self.hidden_size**-0.5)
+            read = self._read_first(layer, first_FLD)
             x_FLD = layer(x_FLD, read, attention_mask=masks[kind], position_embeddings=positions[kind])
         return x_FLD if layers.stop == self.num_layers else torch.cat([x_FLD, first_FLD], -1)
 
@@ -260,16 +260,19 @@ class EmbeddingGemma2TextTower(TextEncoderTower):
         tokens = module.embedding_projection(module.norm(x_FLD.float()))
         return super().pool_tokens(module, tokens, layout)
 
-    def whole_module(self, module: Any) -> Any:
-        """Give a module of all layers the library's one projection for all, made of their own; in-place."""
-        import torch
-        from transformers.models.embedding_gemma2.modeling_embedding_gemma2 import EmbeddingGemma2TextPLE
+    def _read_first(self, layer: Any, first_FLD: torch.Tensor) -> torch.Tensor:
+        """Compute what a layer reads of its tokens' first embeddings."""
+        read: torch.Tensor = layer.ple_norm(layer.ple_projection(first_FLD) * self.hidden_size**-0.5)
+        return read
 
-        with torch.device("meta"):
-            module.ple = EmbeddingGemma2TextPLE(module.config)
-        weights = torch.cat([layer.ple_projection.weight for layer in module.layers])
-        module.ple.per_layer_model_projection.weight = torch.nn.Parameter(weights, requires_grad=False)
-        module.ple.per_layer_projection_norm = module.layers[0].ple_norm
+    def whole_module(self, module: Any) -> Any:
+        """Let the library's forward function of all layers read the first embeddings by each layer's rows; in-place.
+
+        One product for all layers differs in the last bits.
+        """
+        import torch
+
+        vars(module)["ple"] = lambda first: torch.stack([self._read_first(each, first) for each in module.layers], 2)
         return module
 
     def reference(
