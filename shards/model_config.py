@@ -77,9 +77,9 @@ class ModelConfig(ModelSection):
             raise ValueError(
                 "vision.decoder is not the text tower, whose layers its images pass through; make them equal"
             )
-        if decoder is None and self.preprocess.joins_captions:
+        if self.preprocess.joins_captions and (self.vision is None or not self.vision.takes_text):
             raise ValueError(
-                "preprocess.joins_captions is true, and no layer of the model sees a picture and a text; write false"
+                "preprocess.joins_captions is true, and the model takes no picture with a text; write false"
             )
         for side, tower in self.towers.items():
             if self.projections[side] == "none" and tower.pooled_dim != self.embedding_dim:

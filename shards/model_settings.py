@@ -88,7 +88,7 @@ def apply_settings(config: ModelConfig, settings: ModelSettings, folder: Path) -
     prompt = instructed_prompt(config.preprocess, settings.item_instruction, where, of_items=True)
     preprocess = config.preprocess.model_copy(update={"caption_prompt": prompt})
     update: dict[str, object] = {"preprocess": preprocess}
-    if config.vision is not None and config.is_one_tower:
+    if config.vision is not None and config.vision.takes_text:
         vision = config.vision.model_dump()
         ids = ids_before_pictures(folder, tuple(vision["ids_before"]), config.preprocess.caption_prompt, prompt)
         update["vision"] = config.vision.model_validate(vision | {"ids_before": ids})

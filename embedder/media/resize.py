@@ -60,7 +60,7 @@ class ResizeSpec:
             out; None: `image_size`.
         colour: `srgb` reads an image's numbers as its file says, `raw` as if all were sRGB.
         merge_size: side of the squares of patches that a model makes one token of; both sides are whole squares then.
-        min_patches: with such squares, a smaller image is enlarged to so many patches.
+        min_patches: with such squares, a smaller image is enlarged to so many patches; 0: each image fills the budget.
     """
 
     image_size: int
@@ -78,7 +78,7 @@ class ResizeSpec:
     @property
     def most_patches(self) -> int:
         """The most patches of an image; a strip one square high, and an enlarged image, may exceed the budget."""
-        if self.merge_size == 1:
+        if self.merge_size == 1 or not self.min_patches:
             return self.max_patches
         square = self.merge_size**2
         strip = square * (math.isqrt(MAX_STRIP_ASPECT * (self.max_patches // square)) + 1)
@@ -119,7 +119,7 @@ def scaled_size(size: Size, resize: ResizeSpec) -> Size:
     `ResizeKeepRatio` for `pad_black`: a quotient of quotients, which rounds differently from `pad` in a few of 100,000.
     """
     if resize.mode == "patches" and resize.merge_size > 1:
-        return whole_squares_size(size, resize)
+        return whole_squares_size(size, resize) if resize.min_patches else most_squares_size(size, resize)
     if resize.mode == "patches":
         return whole_patches_size(size, resize.patch_size, resize.max_patches)
     side, shortest, longest = resize.resize_size or resize.image_size, min(size), max(size)
@@ -179,6 +179,22 @@ def whole_squares_size(size: Size, resize: ResizeSpec) -> Size:
         beta = math.sqrt(least / (height * width))
         return math.ceil(width * beta / factor) * factor, math.ceil(height * beta / factor) * factor
     return rounded
+
+
+def most_squares_size(size: Size, resize: ResizeSpec) -> Size:
+    """Return the size with as many whole squares of patches as the budget allows at the image's proportions.
+
+    Source: transformers 5.23 `get_aspect_ratio_preserving_size` of Gemma4ImageProcessor, to the last bit.
+    """
+    width, height = size
+    square, most = resize.patch_size * resize.merge_size, resize.max_patches // resize.merge_size**2
+    factor = math.sqrt(resize.max_patches * resize.patch_size**2 / (height * width))
+    columns, rows = (math.floor(factor * edge / square) for edge in size)
+    if not rows:
+        return min(width // height, most) * square, square
+    if not columns:
+        return square, min(height // width, most) * square
+    return columns * square, rows * square
 
 
 def kept_box(size: Size, resize: ResizeSpec) -> Box:

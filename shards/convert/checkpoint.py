@@ -30,19 +30,21 @@ class Importer:
     """Functions for one kind of checkpoint: `convert` makes a model folder of it.
 
     `read_config` returns what config.json would be, given the folder and the model's name; the weights may be missing.
+    `takes_text` says whether a picture may come with a text.
     """
 
     convert: Callable[..., ModelConfig]
     read_config: Callable[[Path, str], ModelConfig]
     library: Library = "transformers"
-    has_one_tower: bool = False
+    takes_text: bool = False
 
     def check_joined(self, folder: Path) -> None:
-        """Raise a ModelError if no layer sees a picture and its caption."""
-        if not self.has_one_tower:
+        """Raise a ModelError if the model takes no picture with its caption."""
+        if not self.takes_text:
+            types = sorted(model_type for model_type, found in ONE_TOWERS.items() if found.is_chat)
             raise ModelError(
                 f"{folder}: --join-captions embeds a picture and its caption as one item, and this model's towers are "
-                f"apart; leave it out, or import one of model_type {', '.join(sorted(ONE_TOWERS))}"
+                f"apart, or take them apart; leave it out, or import one of model_type {', '.join(types)}"
             )
 
 
@@ -83,7 +85,8 @@ def _declared_dimensions(config: ModelConfig, folder: Path, sentence: SentenceMo
     """Return the keys of config.json on dimensions that a checkpoint declares.
 
     Source: `matryoshka_dimensions` and `is_matryoshka` as jina's models write and vLLM reads them; the cards of
-    Qwen3-VL-Embedding, which allow any, as its files say nothing; `truncate_dim` of sentence-transformers.
+    Qwen3-VL-Embedding, which allow any, and of EmbeddingGemma 2, as their files say nothing; `truncate_dim` of
+    sentence-transformers.
     """
     path, found = folder / CONFIG_FILE, dict[str, Any]()
     tree = read_json(path, "") if path.is_file() else {}
@@ -93,6 +96,8 @@ def _declared_dimensions(config: ModelConfig, folder: Path, sentence: SentenceMo
         found = {"matryoshka": tuple(sizes)} if sizes else {}
     elif tree.get("is_matryoshka") is True or config.name.lower().startswith("qwen3-vl-embedding"):
         found = {"matryoshka": "any"}
+    elif config.name.lower().startswith("embeddinggemma-2"):
+        found = {"matryoshka": (128, 256, 512)}
     cut = None if sentence is None else sentence.dimensions
     return found | ({"dimensions": cut} if cut is not None and cut < config.embedding_dim else {})
 
@@ -158,7 +163,7 @@ def _importer(folder: Path) -> Importer:
     if model_type in ONE_TOWERS:
         from shards.convert.one_tower import import_one_tower, read_one_tower_config
 
-        return Importer(import_one_tower, read_one_tower_config, has_one_tower=True)
+        return Importer(import_one_tower, read_one_tower_config, takes_text=ONE_TOWERS[model_type].is_chat)
     if model_type in CLASSES:
         return Importer(import_transformers, read_transformers_config)
     if model_type in IMPORTS:

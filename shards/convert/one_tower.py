@@ -36,11 +36,10 @@ from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.towers.base import OneTowerImport
 from shards.towers.from_transformers import parse_config
 from shards.towers.registry import ONE_TOWERS
+from shards.towers.tower_kinds import TextTower, VisionTower
 
 if TYPE_CHECKING:
     import torch
-
-    from shards.towers.tower_kinds import VisionTower
 
 INSTRUCTION = "Represent the user's input."
 CHAT_FILE, NEW_CHAT_FILE = "chat_template.json", "chat_template.jinja"  # of older and newer processors
@@ -108,7 +107,8 @@ def read_one_tower_config(folder: Path, name: str) -> ModelConfig:
 
     Raises a ModelError for what can't be mapped.
     """
-    has_both = (folder / TOKENIZER_FILE).is_file() and _has_template(folder)
+    is_chat = _importer(read_json(folder / CONFIG_FILE, "")).is_chat
+    has_both = (folder / TOKENIZER_FILE).is_file() and (_has_template(folder) or not is_chat)
     return _read_config(folder, name, read_conversation(folder) if has_both else None, is_complete=False)
 
 
@@ -119,27 +119,28 @@ def _read_config(
     path = folder / CONFIG_FILE
     tree = read_json(path, "give the folder of a model that transformers saved")
     found = _importer(tree)
-    vision = found.read(parse_config(found.config_class, tree, path), path)
-    _check_modules(find_sentence_model(folder), vision)
+    tower = found.read(parse_config(found.config_class, tree, path), path)
+    vision, text = (None, tower) if isinstance(tower, TextTower) else (tower, tower.shared_decoder)
+    _check_modules(find_sentence_model(folder), text)
     ids = {} if conversation is None else {f"ids_{key}": getattr(conversation, key) for key in _PARTS}
+    limit = max_caption_tokens(folder, text)
     try:
-        vision = vision.model_validate(vision.model_dump() | _budget(folder, vision, is_complete=is_complete) | ids)
-        preprocess = import_processor(
-            folder,
-            vision.side_px,
-            max_caption_tokens(folder, vision.shared_decoder),
-            is_required=is_complete,
-            patch_px=vision.patch_px,
-        )
+        if vision is None:
+            preprocess = PreprocessConfig(max_caption_tokens=limit)
+        else:
+            vision = vision.model_validate(vision.model_dump() | _budget(folder, vision, is_complete=is_complete) | ids)
+            preprocess = import_processor(
+                folder, vision.side_px, limit, is_required=is_complete, patch_px=vision.patch_px
+            )
         _check_limit(folder, preprocess, conversation)
         return ModelConfig(
             name=name,
             trained=True,
-            embedding_dim=vision.dim,
+            embedding_dim=tower.pooled_dim,
             vision_projection="none",
             text_projection="none",
             vision=vision,
-            text=vision.shared_decoder,
+            text=text,
             preprocess=_with_prompts(preprocess, conversation),
         )
     except ValidationError as error:
@@ -170,13 +171,15 @@ def _with_prompts(preprocess: PreprocessConfig, conversation: Conversation | Non
     return preprocess.model_copy(update=prompts)
 
 
-def _check_modules(sentence: SentenceModel | None, vision: VisionTower) -> None:
-    """Raise a ModelError unless sentence-transformers' modules, if any, pool the last token alone."""
-    if sentence is not None and (sentence.pools != ("last",) or sentence.dense is not None or sentence.lowers_case):
+def _check_modules(sentence: SentenceModel | None, text: TextTower) -> None:
+    """Raise a ModelError unless sentence-transformers' modules, if any, pool as the model does, and no more."""
+    own = text.pool  # type: ignore[attr-defined]
+    if sentence is not None and (sentence.pools != (own,) or sentence.dense is not None or sentence.lowers_case):
+        wanted = {"last": "the last token's vector"}.get(own, f"the {own} of the tokens")
         raise ModelError(
-            f"{sentence.root / MODULES_FILE}: sentence-transformers' modules around a {vision.label} are "
-            f"{' + '.join(sentence.pools) or 'none'} of the tokens{' and Dense' if sentence.dense else ''}; only the "
-            "last token's vector, without a change of case, can be imported"
+            f"{sentence.root / MODULES_FILE}: sentence-transformers' modules around a {text.label} are "
+            f"{' + '.join(sentence.pools) or 'none'} of the tokens{' and Dense' if sentence.dense else ''}; only "
+            f"{wanted}, without a change of case, can be imported"
         )
 
 
@@ -187,11 +190,17 @@ def _budget(folder: Path, vision: VisionTower, *, is_complete: bool) -> dict[str
         return {}
     path, settings = found
     side = vision.patch_px or 1
-    expected = {"patch_size": side, "merge_size": vision.merge_size}
+    fills = not vision.fewest_patches
+    expected = {"patch_size": side, "pooling_kernel_size" if fills else "merge_size": vision.merge_size}
     expected["temporal_patch_size"] = getattr(vision, "temporal_patch_size", 1)
     for key, value in expected.items():
         if settings.get(key, value) != value:
             raise ModelError(f"{path}: {key} = {settings[key]!r}: the model has {value}; save its own image processor")
+    if fills:
+        most = settings.get("max_soft_tokens")
+        if not isinstance(most, int) or most < 1:
+            raise ModelError(f"{path}: max_soft_tokens = {most!r}: expected a number of tokens, from 1 up")
+        return {"max_patches": most * vision.merge_size**2}
     size = settings.get("size") or {}
     limits = {
         "min_patches": settings.get("min_pixels") or size.get("shortest_edge"),
@@ -216,6 +225,8 @@ def read_conversation(folder: Path, pair: tuple[str, str] | None = None) -> Conv
     """
     tree = read_json(folder / CONFIG_FILE, "give the folder of a model that transformers saved")
     tokenizer = load_fast_tokenizer(folder)
+    if not _importer(tree).is_chat:
+        return _read_frame(folder, tokenizer, tree)
     is_new = (folder / NEW_CHAT_FILE).is_file()  # it is the tokeniser's, too; else the older processor's file wins
     template = tokenizer.chat_template if is_new else _old_template(folder) or tokenizer.chat_template
     picture_id = tree.get("image_token_id")
@@ -245,6 +256,31 @@ def read_conversation(folder: Path, pair: tuple[str, str] | None = None) -> Conv
     prompts = {captions: caption_prompt, queries: query_prompt}
     form = _instruction_form(folder, tokenizer, template, prompts) if pair is None else ""
     return Conversation(caption_prompt, query_prompt, form, tuple(whole[:place]), tuple(inner), after, content)
+
+
+def _read_frame(folder: Path, tokenizer: Any, tree: Mapping[str, Any]) -> Conversation:
+    """Read what stands around an item without a chat template: the tokeniser's own tokens, and those of a picture.
+
+    Prompts stand before texts alone. Source: transformers 5.23, `EmbeddingGemma2Processor.replace_image_token`.
+    """
+    sentence, backend = find_sentence_model(folder), tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    before: tuple[int, ...] = ()
+    between, after = before, before
+    if tree.get("vision_config") is not None:
+        marks = [str(getattr(tokenizer, f"{key}_token", None)) for key in ("boi", "image", "eoi")]
+        whole, frame = backend.encode("".join(marks)).ids, [backend.token_to_id(mark) for mark in marks]
+        picture = tree.get("image_token_id", frame[1])
+        place = whole.index(picture) if whole.count(picture) == 1 else -1
+        if place < 1 or whole[place - 1 : place + 2] != frame:
+            raise ModelError(
+                f"{folder}: the tokeniser has {', '.join(marks)} around a picture, and image_token_id is {picture}; "
+                "save the model's own tokeniser beside it"
+            )
+        before, between, after = tuple(whole[:place]), (frame[2],), tuple(whole[place + 2 :])
+    captions, queries = (sentence.caption_prompt, sentence.query_prompt) if sentence is not None else ("", "")
+    return Conversation(captions, queries, "", before, between, after, backend.to_str())
 
 
 def _instruction_form(folder: Path, tokenizer: Any, template: str, prompts: Mapping[str, str]) -> str:
@@ -331,10 +367,10 @@ def _tensors(files: Mapping[str, Path], config: ModelConfig, folder: Path) -> It
     """Yield the model's tensors in order."""
     tree = read_json(folder / CONFIG_FILE, "")
     found, shapes = _importer(tree), model_shapes(config)
-    prefixes, theirs = found.prefixes_in(files), {}
-    for name in shapes:
-        side, _, inner = name.partition(".")
-        theirs[name] = prefixes[side] + inner
-    check_all_used(files, set(theirs.values()), found.ignored, {"vision": str(tree.get("model_type"))})
+    prefixes, depth = found.prefixes_in(files), config.num_layers["text"]
+    places = {name: found.place_of(name, depth) for name in shapes}
+    theirs = {name: prefixes[place.prefix] + place.name for name, place in places.items()}
+    unused = () if config.vision is not None else tuple(each for key, each in prefixes.items() if key != "text")
+    check_all_used(files, set(theirs.values()), (*found.ignored, *unused), {"vision": str(tree.get("model_type"))})
     for name, shape in shapes.items():
-        yield name, joined_tensor(files, (theirs[name],), shape)
+        yield name, joined_tensor(files, (theirs[name],), shape, places[name].rows)

@@ -27,11 +27,15 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 _CLASS_KEYS = (
     *("size", "crop_size", "do_center_crop", "default_to_square", "resample", "image_mean", "image_std"),
     *("do_normalize", "patch_size", "max_num_patches", "merge_size", "temporal_patch_size"),
+    *("pooling_kernel_size", "max_soft_tokens"),
 )
 _STEPS = ("_preprocess", "resize", "center_crop", "rescale", "normalize", "rescale_and_normalize")
 # DINOv3's resizes floats, without rounding to 8 bits in between; ours rounds. Siglip2's cuts images into patches, as we
-# do for a tower that takes patches, and so does Qwen2VL's, in squares of them.
-_EQUAL_CLASSES = ("DINOv3ViTImageProcessor", "Siglip2ImageProcessor", "Qwen2VLImageProcessor")
+# do for a tower that takes patches, and so do Qwen2VL's and Gemma4's, in squares of them.
+_EQUAL_CLASSES = (
+    *("DINOv3ViTImageProcessor", "Siglip2ImageProcessor", "Qwen2VLImageProcessor"),
+    *("Gemma4ImageProcessor", "Gemma4ImageProcessorPil"),
+)
 
 _RESAMPLE: dict[int, Interpolation] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 

@@ -47,7 +47,8 @@ _ACTIVATIONS: dict[str, Projection] = {"Identity": "linear", "Tanh": "tanh", "Re
 _ROUTERS = ("Router", "Asym")
 # Settings of Transformer that change how it is computed, not what.
 _HARMLESS = {"attn_implementation", "dtype", "torch_dtype", "trust_remote_code", "use_safetensors", "unpad_inputs"}
-_CAPTION_PROMPTS = ("document", "passage", "corpus")
+_CAPTION_PROMPTS = ("document", "passage", "corpus", "Document")
+_QUERY_PROMPTS = ("query", "SearchQuery")
 _CHAT_SETTINGS = {"chat_template": {"add_generation_prompt": True}}
 _FEATURES = {
     "forward": "last_hidden_state",
@@ -267,9 +268,9 @@ def _read_transformer(found: SentenceModel, inner: str, *, is_clip: bool) -> tup
     if task != "feature-extraction":
         _refuse(found.root, f"{name} with transformer_task = {task!r}", "'feature-extraction' can")
     features = tree.get("modality_config") or {"text": {"method": default, "method_output_name": _FEATURES[default]}}
-    # A decoder with eyes takes chats: the prompts are the instruction of one.
+    # A tower for both takes chats, whose instruction the prompts are, or more kinds of media than are imported.
     takes_chats = _model_type(found.checkpoint) in ONE_TOWERS
-    known = ("text", "image", "video", "message") if takes_chats else ("text", "image")
+    known = ("text", "image", "video", "audio", "message") if takes_chats else ("text", "image")
     for modality, each in features.items():
         if modality not in known or _FEATURES.get(each["method"]) != each.get("method_output_name"):
             _refuse(found.root, f"{name} with the modality {modality!r} by {each}", "last_hidden_state of texts can")
@@ -313,7 +314,9 @@ def _read_settings(found: SentenceModel) -> SentenceModel:
     default = tree.get("default_prompt_name")
     if default is not None and default not in prompts:
         _refuse(found.root, f"{SETTINGS_FILE} with default_prompt_name = {default!r}, no prompt", "correct that name")
-    chosen = (next((name for name in names if name in prompts), default) for names in (("query",), _CAPTION_PROMPTS))
+    chosen = (
+        next((name for name in names if name in prompts), default) for names in (_QUERY_PROMPTS, _CAPTION_PROMPTS)
+    )
     query, caption = (prompts[name] or "" if name is not None else "" for name in chosen)
     said = [f"before {who}: {text!r}" for who, text in (("queries", query), ("captions", caption)) if text]
     if tree.get("similarity_fn_name") not in (None, "cosine"):

@@ -102,6 +102,15 @@ class TowerImport:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a checkpoint has one of our tensors: key of a prefix, the name behind it, and rows as in `TowerImport`."""
+
+    prefix: str
+    name: str
+    rows: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
 class OneTowerImport:
     """How to read a model whose pictures pass through the layers of its texts from a checkpoint of transformers.
 
@@ -112,6 +121,10 @@ class OneTowerImport:
         prefixes: by side, what begins the checkpoint's names of a tower's tensors, behind `model.` if there is that.
         ignored: name prefixes of tensors that an encoder doesn't need.
         older: as `prefixes`, but of whole names, for checkpoints of older releases; empty if there is no other form.
+        place: finds a tensor that isn't under its side's prefix with its own name, given our whole name and the number
+            of the decoder's layers; None for all others.
+        is_chat: whether a chat template writes a conversation around an item; else the tokeniser's own tokens stand
+            around it, and a picture comes without a text.
     """
 
     config_class: str
@@ -119,6 +132,14 @@ class OneTowerImport:
     prefixes: Mapping[str, str]
     ignored: tuple[str, ...] = ()
     older: Mapping[str, str] = field(default_factory=dict)
+    place: Callable[[str, int], Place | None] | None = None
+    is_chat: bool = True
+
+    def place_of(self, name: str, num_layers: int) -> Place:
+        """Return the place of one of our tensors; arguments as for `place`."""
+        side, _, inner = name.partition(".")
+        found = None if self.place is None else self.place(name, num_layers)
+        return found or Place(side, inner)
 
     def prefixes_in(self, names: Collection[str]) -> dict[str, str]:
         """Return by side what begins the names of a tower's tensors in a checkpoint with these names."""

@@ -16,13 +16,18 @@ from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
 from shards.towers.from_transformers import check_settings
-from shards.towers.text_encoder import TextActivation, TextEncoderTower, TokenPoolings, encoder_names
+from shards.towers.text_encoder import (
+    FULL,
+    SLIDING,
+    TextActivation,
+    TextEncoderTower,
+    TokenPoolings,
+    encoder_names,
+    window_mask,
+)
 
 if TYPE_CHECKING:
     import torch
-
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
-"""transformers' names of the two kinds of layers."""
 
 # Fields that transformers' configuration has in another form; the others have the same names.
 _OWN_KEYS = {"family", "pool", "global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"}
@@ -61,7 +66,7 @@ class ModernBertTower(TextEncoderTower):
     @property
     def layer_types(self) -> list[str]:
         """Kind of each layer."""
-        return [LOCAL if layer % self.global_attn_every_n_layers else GLOBAL for layer in range(self.num_layers)]
+        return [SLIDING if layer % self.global_attn_every_n_layers else FULL for layer in range(self.num_layers)]
 
     def front_shapes(self) -> Shapes:
         """Return the shapes of the embeddings, which have no position table."""
@@ -101,7 +106,7 @@ class ModernBertTower(TextEncoderTower):
 
     def library_settings(self) -> dict[str, Any]:
         """Return the settings of transformers' configuration, by its names."""
-        bases = {GLOBAL: self.global_rope_theta, LOCAL: self.local_rope_theta}
+        bases = {FULL: self.global_rope_theta, SLIDING: self.local_rope_theta}
         return self.model_dump(exclude=_OWN_KEYS) | {
             "layer_types": self.layer_types,
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
@@ -132,18 +137,10 @@ class ModernBertTower(TextEncoderTower):
         kinds = self.layer_types[layers.start : layers.stop]
         places = torch.arange(x_FLD.shape[1], device=x_FLD.device)
         positions = {kind: module.rotary_emb(x_FLD, places[None], kind) for kind in set(kinds)}
-        masks = {GLOBAL: layout.mask, LOCAL: self._window_mask(places, layout.mask)}
+        masks = {FULL: layout.mask, SLIDING: window_mask(places, layout.mask, self.local_attention // 2)}
         for layer, kind in enumerate(kinds, layers.start):
             x_FLD = module.layers[layer](x_FLD, masks[kind], positions[kind])
         return x_FLD
-
-    def _window_mask(self, places: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """Whether a token may be attended to from a nearby position; bool (R or 1, 1, T, T), None if all may."""
-        reach = self.local_attention // 2
-        if mask is None and len(places) < reach:
-            return None
-        is_near = ((places[:, None] - places).abs() <= reach)[None, None]
-        return is_near if mask is None else mask & is_near
 
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run the last norm, and pool each caption's tokens, in float32; (R, T, D) to (R, D)."""
@@ -163,13 +160,13 @@ def _read(theirs: Any, names: frozenset[str], where: Path) -> ModernBertTower:
         theirs,
         {"attention_bias": False, "mlp_bias": False, "norm_bias": False},
         **fields,
-        global_attn_every_n_layers=kinds.index(GLOBAL, 1) if GLOBAL in kinds[1:] else len(kinds),
-        global_rope_theta=rope[GLOBAL]["rope_theta"],
-        local_rope_theta=rope[LOCAL]["rope_theta"],
+        global_attn_every_n_layers=kinds.index(FULL, 1) if FULL in kinds[1:] else len(kinds),
+        global_rope_theta=rope[FULL]["rope_theta"],
+        local_rope_theta=rope[SLIDING]["rope_theta"],
         pool=theirs.classifier_pooling,
     )
     if tower.layer_types != kinds:
-        raise ModelError(f"{where}: modernbert: layer_types = {kinds}; expected {GLOBAL} at the first of each n layers")
+        raise ModelError(f"{where}: modernbert: layer_types = {kinds}; expected {FULL} at the first of each n layers")
     return tower
 
 

@@ -186,6 +186,7 @@ class Qwen3VlTower(VisionTower):
     layer_prefix = "blocks."
     depth_field = "depth"
     lookup_prefixes = ("pos_embed.",)
+    takes_text = True
 
     family: Literal["qwen3_vl"] = "qwen3_vl"
     depth: int = Field(24, ge=1, description="vision blocks")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 TextActivation = Literal[
     "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"
 ]
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""transformers' names of layers that attend to all tokens, and to a window around each."""
 TokenPooling = Literal["cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len"]
 """How a caption's tokens become a vector; the means are weighted by position (1, 2, ...), or divided by the root."""
 SeveralPoolings = Annotated[tuple[TokenPooling, ...], Field(min_length=2)]
@@ -226,6 +228,14 @@ def pool_by(kind: TokenPooling, x_RTD: torch.Tensor, layout: Any) -> torch.Tenso
         return (x_RTD * weights).sum(1) / weights.sum(1)
     counts_R1: torch.Tensor = layout.num_tokens[:, None]
     return (x_RTD * is_token).sum(1) / (counts_R1 if kind == "mean" else counts_R1.sqrt())
+
+
+def window_mask(places: torch.Tensor, mask: torch.Tensor | None, reach: int) -> torch.Tensor | None:
+    """Whether a token may be attended to from a nearby position, (T,); bool (R or 1, 1, T, T), None if all may."""
+    if mask is None and len(places) < reach:
+        return None
+    is_near = ((places[:, None] - places).abs() <= reach)[None, None]
+    return is_near if mask is None else mask & is_near
 
 
 def encoder_import(

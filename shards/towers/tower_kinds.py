@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shards.ranges import LayerRange
 from shards.towers.base import Shape, Tower
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 class VisionTower(Tower):
     """A tower for images."""
+
+    takes_text: ClassVar[bool] = False
+    """Whether an image may come with a text, in one conversation that begins with the caption's prompt."""
 
     @property
     @abstractmethod

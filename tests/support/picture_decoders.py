@@ -1,15 +1,22 @@
 """Random small checkpoints of decoders with eyes, saved by transformers with its own processor, and their inputs."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tower_checks import randomise
 from transformers import (
     AutoModel,
     AutoProcessor,
+    EmbeddingGemma2Config,
+    EmbeddingGemma2Model,
+    EmbeddingGemma2Processor,
+    Gemma4AudioFeatureExtractor,
+    Gemma4ImageProcessor,
+    GemmaTokenizer,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -24,6 +31,7 @@ from transformers import (
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
+from transformers.models.embedding_gemma2 import EmbeddingGemma2VideoProcessor
 
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
@@ -50,6 +58,10 @@ CHAT_TEMPLATE = (
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+GEMMA_MARKS = {
+    **{"boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>"},
+    **{"boa_token": "<|audio>", "audio_token": "<|audio|>", "eoa_token": "<audio|>", "video_token": "<|video|>"},
+}
 WIDTH = 32
 SIZES = [(1, 1), (3, 2), (40, 30), (64, 64), (160, 30), (7, 90), (300, 200), (199, 1), (1, 150), (33, 48), (1600, 300)]
 TEXTS = [
@@ -144,8 +156,59 @@ def make_config(tokenizer: PreTrainedTokenizerFast, **text: object) -> Qwen3VLCo
     )
 
 
+def gemma_tokenizer() -> GemmaTokenizer:
+    """Make a tokeniser of Gemma's kind, which falls back to bytes and puts a token at both ends."""
+    first = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *GEMMA_MARKS.values(), *[f"<0x{n:02X}>" for n in range(256)]]
+    tokenizer = Tokenizer(models.BPE(fuse_unk=True, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    trainer = trainers.BpeTrainer(vocab_size=390, special_tokens=first, show_progress=False)
+    tokenizer.train_from_iterator([INSTRUCTION, "a red car in the snow", "two cats on a sofa"] * 4, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    merges = [tuple(each) for each in model["merges"]]
+    made = GemmaTokenizer(vocab=model["vocab"], merges=merges, model_max_length=4096, **GEMMA_MARKS)
+    ends = [("<bos>", 2), ("<eos>", 1)]
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing("<bos> $A <eos>", special_tokens=ends)
+    return made
+
+
+def gemma_config(tokenizer: GemmaTokenizer, **changes: object) -> EmbeddingGemma2Config:
+    """Make a small configuration in which no two sizes are equal by chance; windows are of 41 tokens."""
+    text = {"vocab_size": 400, "hidden_size": WIDTH, "intermediate_size": 56, "num_hidden_layers": 4}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "global_head_dim": 16}
+    text |= {"num_global_key_value_heads": 1, "sliding_window_pattern": 2, "sliding_window": 20}
+    text |= {"hidden_size_per_layer_input": 10, "embedding_dim": 28, "max_position_embeddings": 4096}
+    vision = {"model_type": "gemma4_vision", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
+    vision |= {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8, "patch_size": 4}
+    vision |= {"position_embedding_size": 256, "use_clipped_linears": True, "standardize": True}
+    ids = {
+        f"{key.removesuffix('_token')}_token_id": tokenizer.convert_tokens_to_ids(each)
+        for key, each in GEMMA_MARKS.items()
+    }
+    return EmbeddingGemma2Config(**{"text_config": text, "vision_config": vision, **ids} | changes)
+
+
+def save_gemma(folder: Path, **changes: object) -> Path:
+    """Save a random EmbeddingGemma 2 with its processor, as transformers does; `changes` are of its configuration."""
+    tokenizer, sizes = gemma_tokenizer(), {"patch_size": 4, "max_soft_tokens": 70}
+    torch.manual_seed(3)
+    model = randomise(EmbeddingGemma2Model(gemma_config(tokenizer, **changes)))
+    generator = torch.Generator().manual_seed(1)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("_min", "_max")):
+            buffer.fill_(1.5 if name.endswith("max") else -1.5)  # so that some values are cut
+        elif name.endswith(("layer_scalar", "std_bias", "std_scale")):
+            buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
+    model.save_pretrained(folder)
+    images, videos = Gemma4ImageProcessor(**sizes), EmbeddingGemma2VideoProcessor(**sizes)
+    EmbeddingGemma2Processor(Gemma4AudioFeatureExtractor(), images, tokenizer, videos).save_pretrained(folder)
+    return folder
+
+
 def save_checkpoint(folder: Path, family: str = "qwen3_vl", **size: int) -> Path:
     """Save a random model with its processor, as transformers does."""
+    if family == "embedding_gemma2":
+        return save_gemma(folder)
     processor = make_processor(family, **size)
     torch.manual_seed(3)
     is_newest = family == "qwen3_vl"
@@ -160,8 +223,13 @@ def save_checkpoint(folder: Path, family: str = "qwen3_vl", **size: int) -> Path
 
 
 def make_library(checkpoint):
-    """Make a function that gives transformers' vector of a conversation, and the inputs that its processor makes."""
+    """Make a function that gives transformers' vector of an item, and the inputs that its processor makes.
+
+    Qwen's are items of a conversation, with an instruction; EmbeddingGemma 2's stand alone.
+    """
     theirs, processor = AutoModel.from_pretrained(checkpoint).eval(), AutoProcessor.from_pretrained(checkpoint)
+    if isinstance(theirs, EmbeddingGemma2Model):
+        return gemma_library(theirs, processor)
 
     @torch.no_grad()
     def embed(text=None, image=None, instruction=INSTRUCTION):
@@ -172,6 +240,19 @@ def make_library(checkpoint):
         form = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         inputs = processor(text=[form], images=None if image is None else [image], return_tensors="pt")
         return torch.nn.functional.normalize(theirs(**inputs).last_hidden_state[0, -1], dim=-1), inputs
+
+    return embed
+
+
+def gemma_library(theirs, processor):
+    """Make the same of an EmbeddingGemma 2."""
+
+    @torch.no_grad()
+    def embed(text=None, image=None, instruction=None):
+        del instruction
+        given = {"text": text, "images": image}
+        inputs = processor(**{key: [each] for key, each in given.items() if each is not None}, return_tensors="pt")
+        return torch.nn.functional.normalize(theirs(**inputs).last_hidden_state[0].mean(0), dim=-1), inputs
 
     return embed
 

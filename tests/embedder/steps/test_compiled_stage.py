@@ -26,10 +26,13 @@ from shards.towers.tower_kinds import VisionTower
 from shards.towers.vit import VitTower
 
 TOLERANCE = 1e-6
+# Its scores of attention are not divided by the root of a head's width: they are larger, and so are their roundings.
+LARGER_TOLERANCES = {"embedding_gemma2_text": 2e-6}
 BY_NAME = {family.model_fields["family"].default: family for family in FAMILIES}
-# Kinds of layers times forms: with and without a mask; of ModernBERT the first, the global and the local layers.
+# Kinds of layers times forms: with and without a mask; of ModernBERT the first, the global and the local layers,
+# of EmbeddingGemma 2 the last two.
 MOST_GRAPHS = dict.fromkeys(BY_NAME, 2) | dict.fromkeys(("vit", "eva", "siglip_text", "clip_text"), 1)
-MOST_GRAPHS |= {"metaclip_2_text": 1, "modernbert": 6}
+MOST_GRAPHS |= {"metaclip_2_text": 1, "modernbert": 6, "embedding_gemma2_text": 4}
 SIZES = (5, 3, 8, 1, 2, 16, 7)
 
 
@@ -69,7 +72,10 @@ def rows_of(tower, num_rows, seed=0):
     elif tower.patch_px is None:
         columns["pixels"] = pack([generator.integers(0, 256, (1, SIDE_PX, SIDE_PX, 3), np.uint8)] * num_rows)
     else:
-        grids = [np.array([1, (2 + row % 3) * tower.merge_size, 4], np.int32) for row in range(num_rows)]
+        grids = [
+            np.array([1, (2 + row % 3) * tower.merge_size, 2 * max(2, tower.merge_size)], np.int32)
+            for row in range(num_rows)
+        ]
         columns["pixels"] = pack(
             [generator.integers(0, 256, (g[1] * g[2], 3 * tower.patch_px**2), np.uint8) for g in grids]
         )
@@ -120,7 +126,7 @@ def test_compiled_towers_of_each_family_equal_eager_ones_and_few_graphs_serve_al
     worst, graphs, is_compiled = compared(BY_NAME[name], tmp_path / "model")
     print(f"{name}: largest difference {worst:.2e}, {graphs} graphs")
     assert is_compiled
-    assert worst <= TOLERANCE
+    assert worst <= LARGER_TOLERANCES.get(name, TOLERANCE)
     assert 1 <= graphs <= MOST_GRAPHS[name]
     folders = list((tmp_path / "cache/embedder/compiled").iterdir())
     assert [folder.name.startswith(f"torch-{torch.__version__}-cpu-") for folder in folders] == [True]
