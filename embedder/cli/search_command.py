@@ -87,19 +87,25 @@ class HitOptions:
         None
     )
     min_score: Annotated[float | None, typer.Option(metavar="COSINE", help="Least score of a hit.")] = None
-    rerank: Annotated[int, typer.Option(min=0, help="First hits that --reranker scores again, as 50.")] = 0
+    rerank: Annotated[
+        int | None,
+        typer.Option(min=0, help="First hits that --reranker, or that of --server, scores again, as 50; 0: none."),
+    ] = None
     reranker: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Model folder of a re-ranker (`embedder model import --reranker`)."),
     ] = None
+    rerank_timeout_s: Annotated[
+        float, typer.Option(help="Seconds that scoring again may take; then the first order is shown, with a warning.")
+    ] = DEFAULT_OPTIONS.rerank_timeout_s
     all_segments: Annotated[bool, typer.Option("--all-segments", help="One hit per segment, not per video.")] = False
     sort: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Order the hits by it: taken_at, 'taken_at desc'.")
     ] = None
 
-    def load_reranker(self) -> "YesNoReranker | None":
+    def load_reranker(self, *, is_remote: bool) -> "YesNoReranker | None":
         """Load the re-ranker, if any; raises `ConfigError` if it, or how many hits it scores, is missing."""
-        if (self.reranker is None) != (self.rerank == 0):
+        if (self.reranker is None) == bool(self.rerank) and not (is_remote and self.reranker is None):
             raise ConfigError("--rerank N and --reranker DIR go together; give both, or neither")
         if self.reranker is None:
             return None
@@ -119,6 +125,8 @@ class HitOptions:
             hybrid=self.hybrid,
             min_score=self.min_score,
             instruction=query.instruction,
+            rerank=self.rerank,
+            rerank_timeout_s=self.rerank_timeout_s,
             **given,
         )
 
@@ -206,7 +214,7 @@ def search(
     run = read({"store": place.store})
     for each in (query, files, place):
         each.check()
-    reranker = hits.load_reranker()
+    reranker = hits.load_reranker(is_remote=place.server is not None)
     opened = place.open(run)
     local: Store | None = None if place.server is not None else opened  # type: ignore[assignment]
     answers = opened.search(
@@ -215,7 +223,6 @@ def search(
         image=query.images or None,
         not_text=query.not_texts or None,
         not_image=query.not_images or None,
-        rerank=hits.rerank,
         reranker=reranker,
     )
     if hits.sort is not None:

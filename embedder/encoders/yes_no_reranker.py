@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shards.activations import Batch
     from shards.shard import Shard
 
-BATCH_PAIRS = 8
+BATCH_PAIRS, LONGEST_PX = 8, 512
 
 
 class YesNoReranker(Stage):
@@ -33,6 +33,7 @@ class YesNoReranker(Stage):
     columns_in = ("query",)
     columns_optional = ("image", "caption")
     columns_out: ClassVar[Mapping[str, str]] = {"score": "float32"}
+    resources: ClassVar[Mapping[str, float]] = {"batch_size": BATCH_PAIRS, "max_side_px": LONGEST_PX}
 
     def __init__(self, model: str, *, dtype: str = "float32") -> None:
         """Read the model's description; `load` reads the weights.

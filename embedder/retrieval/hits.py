@@ -4,7 +4,7 @@ import base64
 import html
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ from embedder.media.sandbox import SandboxedDecoder
 from embedder.medium_columns import BY_NAME
 from embedder.retrieval.hit import THUMBNAIL, Hit, Pixels, decode_hits, describe
 from embedder.retrieval.queries import DEFAULT_OPTIONS, QueryBatch, QueryParts, SearchOptions, read_search
-from embedder.retrieval.rerank import SQUARE, check_reranker, needs_images, rerank_hits
+from embedder.retrieval.rerank import check_reranker, image_size_of, rerank_hits
 from embedder.storage.output_file import check_output_file
 from embedder.storage.printable import printable
 
@@ -77,7 +77,23 @@ class Hits(list[Hit]):
 
     def decode(self, resize: ResizeSpec, num_hits: int | None = None) -> list[Pixels | None]:
         """Return the pixels of the first hits (None: of all), uint8 (H, W, 3); None for an image that is gone."""
-        return [None if isinstance(pixels, Exception) else pixels for pixels in decode_hits(self[:num_hits], resize)]
+        return list(self.decode_each(resize, num_hits))
+
+    def decode_each(self, resize: ResizeSpec, num_hits: int | None = None) -> Generator[Pixels | None]:
+        """Yield what `decode` returns, each once it is decoded."""
+        for pixels in decode_hits(self[:num_hits], resize):
+            yield None if isinstance(pixels, Exception) else pixels
+
+    def rerank(self, stage: "Stage", options: SearchOptions) -> None:
+        """Order the first hits by a stage's scores, if it is quick enough, and keep `options.k`."""
+        num_hits, resize = options.rerank or 0, image_size_of(stage)
+        pixels = None if resize is None else self.decode_each(resize, num_hits)
+        late = rerank_hits(self, self.parts.text, stage, num_hits, pixels, options.rerank_timeout_s)
+        if pixels is not None:
+            pixels.close()
+        if late is not None:
+            self.warnings.append(late)
+        self.cut(options.k)
 
     def cut(self, num_hits: int) -> None:
         """Keep the first hits."""
@@ -259,7 +275,6 @@ class Searchable(ABC, Generic[H]):
         image: "Images | None" = None,
         not_text: str | Sequence[str] | None = None,
         not_image: "Images | None" = None,
-        rerank: int = 0,
         reranker: "Stage | None" = None,
         **keywords: Any,
     ) -> Any: ...
@@ -271,7 +286,6 @@ class Searchable(ABC, Generic[H]):
         image: "Images | None" = None,
         not_text: str | Sequence[str] | None = None,
         not_image: "Images | None" = None,
-        rerank: int = 0,
         reranker: "Stage | None" = None,
         **keywords: Any,
     ) -> H | Answers:
@@ -288,10 +302,11 @@ class Searchable(ABC, Generic[H]):
                 with as many texts. Here a `str` is a path, too.
             not_text: a text to avoid, or a list of several.
             not_image: an image to avoid, or a list of several.
-            rerank: number of first hits that `reranker` scores again, such as 50.
-            reranker: a `Stage` that is set up; it gets some of the columns `query`, `caption`, `image` (on a white
-                square, as `Hit.image` gives it), `item_id`, `segment` and `cosine`, and returns `score`, by which those
-                hits are ordered (`Hit.rerank_score`).
+            reranker: a `Stage` that is set up, which scores the first `rerank` hits again, `batch_size` of its
+                `resources` at once (else 8). It gets some of the columns `query`, `caption`, `image` (on a white
+                square, as `Hit.image` gives it, or in its proportions up to `max_side_px` of its `resources`),
+                `item_id`, `segment` and `cosine`, and returns `score`, by which those hits are ordered
+                (`Hit.rerank_score`).
             keywords: fields of `SearchOptions` that override `options`: `k=5, where="price < 10"`.
 
         Returns:
@@ -308,19 +323,19 @@ class Searchable(ABC, Generic[H]):
             StoreError: the service can't be reached, or does not have what was asked for.
         """
         queries, options = read_search(query, image, options, keywords, not_text=not_text, not_image=not_image)
-        check_reranker(reranker, rerank)
-        if reranker is not None and "query" in reranker.columns_in and any(each.text is None for each in queries.parts):
-            raise ConfigError(
-                f"{type(reranker).__name__}: it scores what fits a text; search with one, or without rerank"
-            )
-        wanted = options if reranker is None else replace(options, k=max(options.k, rerank))
+        wanted = options
+        if reranker is not None:
+            check_reranker(reranker, options.rerank)
+            if "query" in reranker.columns_in and any(each.text is None for each in queries.parts):
+                raise ConfigError(
+                    f"{type(reranker).__name__}: it scores what fits a text; search with one, or without rerank"
+                )
+            wanted = replace(options, k=max(options.k, options.rerank or 0), rerank=0)
         answers = self._answer(queries, wanted)
         for parts, hits in zip(queries.parts, answers, strict=True):
             hits.parts, hits.query = parts, parts.name
             if reranker is not None:
-                pixels = hits.decode(SQUARE, rerank) if needs_images(reranker) else None
-                hits[:] = rerank_hits(hits, parts.text, reranker, rerank, pixels)
-                hits.cut(options.k)
+                hits.rerank(reranker, options)
         return answers[0] if queries.is_single else Answers(answers)
 
     @abstractmethod

@@ -89,6 +89,20 @@ OPTIONS = {
         SHARE_BROKEN,
     ),
     "instruction": Option(str, "a text", "what texts ask for, in the place of the model's own instruction"),
+    "rerank": Option(
+        int,
+        "a whole number, as 50",
+        "first hits that a re-ranker scores again; 0 for none",
+        (("ge", 0),),
+        "{} is {}; give the number of first hits to score again, as 50",
+    ),
+    "rerank_timeout_s": Option(
+        float,
+        "a number of seconds, as 5",
+        "seconds that scoring them again may take; then they come in their first order, with a warning",
+        (("gt", 0),),
+        "{} is {}; give seconds above 0, as 5",
+    ),
 }
 
 
@@ -108,6 +122,10 @@ class SearchOptions:
         not_weight: weight of all negative examples together; that of what is searched for is 1.
         instruction: what texts ask for, such as "Find invoices", in the place of the model's own instruction; for
             models that take one.
+        rerank: first hits that the search's re-ranker scores again, such as 50, or the service's, which by default
+            does what it was started for; 0 for none.
+        rerank_timeout_s: seconds that this may take for each query. After them its hits come in their first order,
+            and `Hits.warnings` says so; a batch that is being scored, or an image that is being decoded, may end.
     """
 
     k: int = 10
@@ -119,6 +137,8 @@ class SearchOptions:
     text_weight: float = 0.5
     not_weight: float = 0.5
     instruction: str | None = None
+    rerank: int | None = None
+    rerank_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse options that are out of range or of another type.

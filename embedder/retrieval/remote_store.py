@@ -1,7 +1,7 @@
 """Python client of a query service (`embedder serve`): the search methods of a `Store`, answered over HTTP."""
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -122,14 +122,17 @@ class RemoteHits(Hits):
         self.asked: dict[str, Any] = {}
         self.options = SearchOptions()
 
-    def decode(self, resize: ResizeSpec, num_hits: int | None = None) -> list[Pixels | None]:
-        """Return the pixels of the first hits (None: of all), uint8 (H, W, 3); None for an image that is gone."""
+    def decode_each(self, resize: ResizeSpec, num_hits: int | None = None) -> Generator[Pixels | None]:
+        """Yield the pixels of the first hits (None: of all), uint8 (H, W, 3); None for an image that is gone."""
         fetch = partial(_fetch_image, size_px=resize.image_size)
         with ThreadPoolExecutor(NUM_FETCHING) as threads, SandboxedDecoder() as decoder:
-            return [
-                None if content is None else _decode_content(decoder, content, resize)
-                for content in threads.map(fetch, self[:num_hits])
-            ]
+            fetched = [threads.submit(fetch, hit) for hit in self[:num_hits]]
+            try:
+                for each in fetched:
+                    content = each.result()
+                    yield None if content is None else _decode_content(decoder, content, resize)
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def cut(self, num_hits: int) -> None:
         """Keep the first hits; what follows them in another order has no next page."""
@@ -365,9 +368,11 @@ class RemoteStore(Searchable[RemoteHits]):
         self, queries: list[dict[str, Any]], options: SearchOptions, cursor: str | None = None
     ) -> Iterator[RemoteHits]:
         """Yield the hits of each query, all of one publication."""
-        version = self._version
+        version, given = self._version, _of_options(options)
+        if options.rerank == 0 and not self.status()["limits"].get("rerank"):
+            del given["rerank"]
         for some in _requests(queries):
-            asked = {"queries": some, **_of_options(options), "cursor": cursor, "version": version, **self._model}
+            asked = {"queries": some, **given, "cursor": cursor, "version": version, **self._model}
             answer = self._client.post("/search", asked)
             version = answer["publication"]
             for query, found in zip(some, answer["answers"], strict=True):
@@ -385,9 +390,8 @@ class RemoteStore(Searchable[RemoteHits]):
 def _of_options(options: SearchOptions) -> dict[str, Any]:
     given = asdict(options)
     # An older service doesn't know them, and need not if they have their defaults.
-    usual = [
-        name for name in ("text_weight", "not_weight", "instruction") if given[name] == getattr(DEFAULT_OPTIONS, name)
-    ]
+    newer = ("text_weight", "not_weight", "instruction", "rerank", "rerank_timeout_s")
+    usual = [name for name in newer if given[name] == getattr(DEFAULT_OPTIONS, name)]
     return {name: value for name, value in given.items() if name not in usual}
 
 

@@ -1,6 +1,7 @@
 """Re-ranking of the first hits by a second model: a `Stage` that scores pairs of a query and a hit."""
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -8,14 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.errors import ConfigError
+from embedder.media.resize import ResizeSpec
 from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Hit, Pixels
 
 if TYPE_CHECKING:
     from embedder.steps.stage_contract import Stage
 
 SCORE = "score"
-SQUARE = replace(THUMBNAIL, image_size=IMAGE_PX)
-"""How a re-ranker gets an image: whole, on a white square."""
+BATCH_ROWS = 8  # of a stage that declares no `batch_size`: what may be scored beyond the time
+RERANK_RULE = "rerank and reranker go together: search(query, k=10, rerank=50, reranker=your_stage)"
 _IMAGE = pa.struct({"pixels": pa.binary(), "height": pa.int32(), "width": pa.int32()})
 _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[["str | None", Hit], Any]]] = {
     "query": (pa.string(), lambda query, hit: query),
@@ -26,14 +28,10 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[["str | None", Hit], Any]]] =
 }
 
 
-def check_reranker(stage: "Stage | None", num_reranked: int) -> None:
-    """Raise a ConfigError unless a stage and a number of hits are given together, and it scores what there is."""
-    if (stage is None) != (num_reranked == 0):
-        raise ConfigError("rerank and reranker go together: search(query, k=10, rerank=50, reranker=your_stage)")
-    if num_reranked < 0:
-        raise ConfigError(f"rerank is {num_reranked}; give the number of first hits to score again, as 50")
-    if stage is None:
-        return
+def check_reranker(stage: "Stage", num_reranked: int | None) -> None:
+    """Raise a ConfigError unless a stage comes with a number of hits, and scores what there is."""
+    if not num_reranked:
+        raise ConfigError(RERANK_RULE)
     known = {*_COLUMNS, "image"}
     if unknown := sorted({*stage.columns_in, *stage.columns_optional} - known):
         raise ConfigError(f"{type(stage).__name__}: a re-ranker gets {', '.join(sorted(known))}, and no {unknown[0]!r}")
@@ -41,35 +39,63 @@ def check_reranker(stage: "Stage | None", num_reranked: int) -> None:
         raise ConfigError(f'{type(stage).__name__}: it gives no score; declare columns_out = {{"score": "float32"}}')
 
 
-def needs_images(stage: "Stage") -> bool:
-    """Return whether a stage scores images."""
-    return "image" in (*stage.columns_in, *stage.columns_optional)
+def image_size_of(stage: "Stage") -> ResizeSpec | None:
+    """Return how a stage gets images: whole, on a white square, or in their proportions; None if it scores none."""
+    if "image" not in (*stage.columns_in, *stage.columns_optional):
+        return None
+    longest = stage.resources.get("max_side_px")
+    if longest is None:
+        return replace(THUMBNAIL, image_size=IMAGE_PX)
+    return replace(THUMBNAIL, image_size=int(longest), mode="fit")
 
 
 def rerank_hits(
-    hits: list[Hit], query: str | None, stage: "Stage", num_reranked: int, pixels: Sequence[Pixels | None] | None
-) -> list[Hit]:
-    """Return hits of a query, the first ones ordered by the stage's scores, best first.
+    hits: list[Hit],
+    query: str | None,
+    stage: "Stage",
+    num_reranked: int,
+    pixels: Iterator[Pixels | None] | None,
+    timeout_s: float,
+    now: Callable[[], float] = time.monotonic,
+) -> str | None:
+    """Order the first hits of a query by the stage's scores, best first, unless that takes longer than `timeout_s`.
 
-    `pixels` are the images of the first ones, uint8 (H, W, 3), where the stage scores images; None: that one is gone.
-    Hits that the stage can't score, as their image is gone or they have no caption, follow in their order, then those
-    beyond `num_reranked`. A stage that fails, or that returns another number of scores, raises; so does a score that is
-    not finite (ConfigError).
+    `pixels` yields the images of the first ones, uint8 (H, W, 3), where the stage scores images; None: that one is
+    gone. Hits that the stage can't score, as their image is gone or they have no caption, follow in their order, then
+    those beyond `num_reranked`. Returns why the hits are in their first order, if they are. A stage that fails, or that
+    returns another number of scores, raises; so does a score that is not finite (ConfigError).
     """
-    first = hits[:num_reranked]
-    rows = _rows_of(query, first, pixels, [*stage.columns_in, *stage.columns_optional])
-    is_whole = np.ones(len(first), bool)
+    first, ends_s = hits[:num_reranked], now() + timeout_s
+    scores: list[float | None] = []
+    batch_rows = max(1, int(stage.resources.get("batch_size", BATCH_ROWS)))
+    for start in range(0, len(first), batch_rows):
+        some = first[start : start + batch_rows]
+        images = None if pixels is None else [next(pixels) for _ in some if now() < ends_s]
+        if now() >= ends_s:
+            return (
+                f"the re-ranker had scored {len(scores):,} of {len(first):,} first hits after {timeout_s:g} s, so they "
+                "come in their first order; give it more time with rerank_timeout_s, or fewer hits with rerank"
+            )
+        scores += _score_batch(stage, _rows_of(query, some, images, [*stage.columns_in, *stage.columns_optional]))
+    scored = [(score, hit) for score, hit in zip(scores, first, strict=True) if score is not None]
+    best_first = sorted(scored, key=lambda each: -each[0])
+    left = [hit for score, hit in zip(scores, first, strict=True) if score is None]
+    hits[: len(first)] = [*(_with_score(hit, score) for score, hit in best_first), *left]
+    return None
+
+
+def _score_batch(stage: "Stage", rows: pa.Table) -> list[float | None]:
+    """Score the rows that have all that the stage needs; None for others."""
+    is_whole = np.ones(rows.num_rows, bool)
     for name in stage.columns_in:
         is_whole &= rows[name].is_valid().to_numpy(zero_copy_only=False)
     places = np.flatnonzero(is_whole)
-    scored = list[Hit]()
+    scores: list[float | None] = [None] * rows.num_rows
     if len(places):
         (batch,) = rows.take(pa.array(places)).combine_chunks().to_batches()
-        scores = _scores_of(stage, batch)
-        order = np.argsort(-scores, kind="stable")
-        scored = [_with_score(first[places[each]], float(scores[each])) for each in order]
-    left = [first[each] for each in np.flatnonzero(~is_whole)]
-    return [*scored, *left, *hits[num_reranked:]]
+        for place, score in zip(places, _scores_of(stage, batch).tolist(), strict=True):
+            scores[place] = score
+    return scores
 
 
 def _with_score(hit: Hit, score: float) -> Hit:

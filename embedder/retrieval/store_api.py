@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.errors import EmbedderError, RunFailedError, StoreError, check_argument
+from embedder.errors import ConfigError, EmbedderError, RunFailedError, StoreError, check_argument
 from embedder.retrieval.hits import Hits, Searchable
 from embedder.retrieval.model_columns import ModelColumns
 from embedder.retrieval.queries import QueryBatch, SearchOptions
+from embedder.retrieval.rerank import RERANK_RULE
 from embedder.retrieval.row_files import add_row_files
 from embedder.retrieval.snapshot import Snapshot
 from embedder.retrieval.snapshot_search import Searcher
@@ -187,6 +188,8 @@ class Store(Searchable[Hits]):
         return self.encoder.encode_image(images)
 
     def _answer(self, queries: QueryBatch, options: SearchOptions) -> list[Hits]:
+        if options.rerank:
+            raise ConfigError(RERANK_RULE)
         if queries.is_combined:
             vectors, away = self._combine(queries, options)
         else:

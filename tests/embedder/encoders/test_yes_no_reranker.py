@@ -1,5 +1,7 @@
 """A re-ranker that answers with yes or no: transformers' own scores of pairs, at every cut, and in a search."""
 
+import io
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -106,7 +108,8 @@ def test_a_search_is_ordered_by_it(model, library, make_run, tmp_path):
     embedder.embed(config)
     store = embedder.open_store(config.store)
     hits = store.search("a red car", k=4, rerank=6, reranker=embedder.YesNoReranker(model).load())
-    first = [Image.fromarray(np.asarray(hit.image())) for hit in store.search("a red car", k=6)]
+    first = [Image.open(io.BytesIO(hit.read())).convert("RGB") for hit in store.search("a red car", k=6)]
+    assert all(max(image.size) <= 512 and image.width != image.height for image in first)  # in their own proportions
     expected = sorted((library("a red car", image) for image in first), reverse=True)
     assert [hit.rerank_score for hit in hits] == pytest.approx(expected[:4], abs=1e-4)
     given = ["--store", config.store, "-k", 4]

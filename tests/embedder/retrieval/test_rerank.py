@@ -1,5 +1,6 @@
 """A second model scores the first hits, and orders them."""
 
+import time
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,6 +10,8 @@ import samples
 import embedder
 from embedder import Stage, embed, load_config
 from embedder.errors import ConfigError
+from embedder.retrieval.hit import Hit
+from embedder.retrieval.rerank import rerank_hits
 
 
 class Brightness(Stage):
@@ -45,6 +48,23 @@ class NotANumber(Backwards):
 class TooFew(Backwards):
     def process(self, rows: Any) -> Any:
         return {"score": [1.0]}
+
+
+class Slow(Backwards):
+    """Takes longer than it was given, in batches of two."""
+
+    columns_in = ("cosine", "image")
+    resources: ClassVar = {"batch_size": 2, "max_side_px": 40}
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, int]] = []
+        self.batches: list[int] = []
+
+    def process(self, rows: Any) -> Any:
+        time.sleep(0.1)
+        self.batches.append(rows.num_rows)
+        self.sizes += [(image["height"], image["width"]) for image in rows["image"].to_pylist()]
+        return super().process(rows)
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +114,59 @@ def test_what_it_cannot_score_follows(folder) -> None:
     gone = store.search("a dog", k=1)[0]
     path = folder / "in" / gone.item_id.removeprefix("in/")
     assert path.exists()
-    content = path.read_bytes()
-    path.unlink()
+    away = path.rename(path.with_suffix(".away"))
     try:
         hits = store.search("a dog", k=6, rerank=6, reranker=Brightness())
     finally:
-        path.write_bytes(content)
+        away.rename(path)
     assert (hits[-1].item_id, hits[-1].rerank_score) == (gone.item_id, None)
     assert all(hit.rerank_score is not None for hit in hits[:-1])
     captions = [hit.caption for hit in store.search("a dog", k=6, rerank=6, reranker=Captions())]
     with_caption = [caption for caption in captions if caption is not None]
     assert captions[: len(with_caption)] == with_caption
+
+
+def test_after_its_time_the_hits_come_in_their_first_order(store) -> None:
+    plain = [hit.item_id for hit in store.search("a dog", k=6)]
+    stage = Slow()
+    hits = store.search("a dog", k=3, rerank=6, reranker=stage, rerank_timeout_s=0.05)
+    assert [hit.item_id for hit in hits] == plain[:3]
+    assert all(hit.rerank_score is None for hit in hits)
+    (line,) = hits.warnings
+    assert "of 6 first hits after 0.05 s, so they come in their first order; give it more time" in line
+    assert len(stage.batches) <= 1, "no batch begins after the time"
+    answers = store.search(["a dog", "rain"], k=3, rerank=6, reranker=stage, rerank_timeout_s=20)
+    assert [hit.item_id for hit in answers[0]] == plain[::-1][:3]
+    assert stage.batches[-6:] == [2] * 6
+    assert [hits.warnings for hits in answers] == [[], []]
+
+
+def test_a_stage_may_take_pictures_in_their_proportions(store) -> None:
+    stage = Slow()
+    store.search("a dog", k=6, rerank=6, reranker=stage)
+    assert len(stage.sizes) == 6
+    assert all(max(size) == 40 and min(size) < 40 for size in stage.sizes)
+
+
+@pytest.mark.parametrize("late_after", [0, 1, 3])
+def test_a_picture_that_comes_late_ends_it(late_after) -> None:
+    """Neither a picture nor a batch is begun after the time; what was scored before is left in its first order."""
+    clock = iter([0.0, *[0.5] * late_after, *[9.0] * 20])
+    hits = [Hit(1 - place / 10, str(place), 0, "image", "", None, None, None, {}) for place in range(4)]
+    taken = []
+
+    def pixels():
+        for place in range(4):
+            taken.append(place)
+            yield np.zeros((4, 4, 3), np.uint8)
+
+    stage = Slow()
+    found = list(hits)
+    late = rerank_hits(found, "x", stage, 4, pixels(), 5.0, lambda: next(clock))
+    assert found == hits
+    assert late is not None
+    assert late.startswith(f"the re-ranker had scored {2 * (late_after // 3)} of 4 first hits after 5 s")
+    assert len(taken) == min(late_after, 2)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +175,7 @@ def test_what_it_cannot_score_follows(folder) -> None:
         ({"rerank": 5}, "rerank and reranker go together"),
         ({"reranker": Backwards()}, "rerank and reranker go together"),
         ({"rerank": -1, "reranker": Backwards()}, "rerank is -1; give the number of first hits"),
+        ({"rerank": 5, "reranker": Backwards(), "rerank_timeout_s": 0}, "rerank_timeout_s is 0.0; give seconds above"),
         ({"rerank": 5, "reranker": NotANumber()}, "NotANumber: found scores of shape"),
         ({"rerank": 5, "reranker": TooFew()}, r"TooFew: found scores of shape \(1,\) for 5 hits"),
     ],
