@@ -4,23 +4,27 @@ Source of the last: Hugging Face's `datasets`, ImageFolder: `metadata.jsonl`, `.
 relative to its own folder, and here `text` or `caption`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from unicodedata import normalize
 
 import pyarrow as pa
 
 from embedder.media.caption_text import clean_text
 from embedder.sources.columns import is_text
 from embedder.sources.file_names import MEDIA_SUFFIXES, suffix_of
-from embedder.sources.globbing import GlobMatches
+from embedder.sources.globbing import GlobMatches, find_one
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
 from embedder.sources.selection import Selection
 from embedder.sources.table_files import find_table
-from embedder.sources.takeout import match_names
+from embedder.sources.takeout import find_root, match_names
+from embedder.sources.unicode_forms import stem_to_nfc
+from embedder.storage.object_stores import is_remote
 
 TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 FILE_NAME, CAPTIONS = "file_name", ("text", "caption")
 XMP_SUFFIX = ".xmp"
+BLOCK_ENTRIES = 1000
 
 
 def match_xmp(names: Iterable[str]) -> dict[str, str]:
@@ -39,30 +43,88 @@ DESCRIBING = frozenset((*MATCHES, "imagefolder"))
 def attach_descriptions(found: GlobMatches, selection: Selection) -> Iterator[Entry]:
     """Attach to each entry what describes it in the selection's places, and leave out the files that describe others.
 
-    The entries of a folder must follow each other, those of an outer one before those of an inner one. Excluded
-    files describe none. Raises a SourceError if the table of an imagefolder can't be read.
+    The entries of a folder must follow each other, by their stems in NFC, those of an outer one before those of an
+    inner one. Excluded files describe none. Raises a SourceError if the table of an imagefolder can't be read.
     """
     captions: dict[str, dict[str, str]] = {}
+    has_tables = "imagefolder" in selection.captions.places
     for folder, each in groupby(found.entries, key=lambda entry: entry.name.rpartition("/")[0]):
-        start = len(folder) + 1 if folder else 0
-        named = {entry.name[start:]: entry for entry in each}
-        usable = {name: entry for name, entry in named.items() if _is_usable(entry, selection)}
-        matched = {place: match(usable) for place, match in MATCHES.items() if place in selection.captions.places}
-        used = {file for files in matched.values() for file in files.values()}
-        for name in TABLES if "imagefolder" in selection.captions.places else ():
-            if name in usable and folder not in captions and (read := read_captions(found.uri(usable[name]))):
+        prefix = f"{folder}/" if folder else ""
+        own, used = iter(each), set[str]()
+        tables, own = _list_tables(found, prefix, own) if has_tables else ([], own)
+        for table in tables:
+            if folder not in captions and _is_usable(table, selection) and (read := read_captions(found.uri(table))):
                 captions[folder] = read
-                used.add(name)
-        for name, entry in named.items():
-            if name in used:
-                continue
-            beside: list[tuple[str, Entry | str]] = [
-                (place, usable[files[name]]) for place, files in matched.items() if name in files
-            ]
-            if captions and (text := _find_caption(captions, entry.name)):
-                beside.append(("imagefolder", text))
-            selection.left_out.described.update(place for place, _ in beside)
-            yield entry._replace(described_by=tuple(beside)) if beside else entry
+                used.add(table.name)
+        for block in _cut_blocks(own, len(prefix)):
+            yield from _attach_in_block(block, len(prefix), selection, captions, used)
+
+
+def _list_tables(found: GlobMatches, prefix: str, entries: Iterator[Entry]) -> tuple[list[Entry], Iterator[Entry]]:
+    """Return a folder's tables in their order, and its entries."""
+    if not is_remote(found.root):
+        return [entry for name in TABLES if (entry := find_one(found.root, prefix + name)) is not None], entries
+    held = list(entries)  # a request for each name would cost more
+    named = {entry.name: entry for entry in held}
+    return [named[prefix + name] for name in TABLES if prefix + name in named], iter(held)
+
+
+def _cut_blocks(entries: Iterable[Entry], start: int) -> Iterator[list[Entry]]:
+    """Cut a folder's entries, after a thousand or more, where no name belongs to one before.
+
+    Their names begin at `start`.
+    """
+    block: list[Entry] = []
+    root: str | None = None
+    for entry in entries:
+        stem, own = stem_to_nfc(stem_of(entry.name))[start:], find_root(entry.name[start:])
+        if root is None or not stem.startswith(root):
+            root = own
+            if len(block) >= BLOCK_ENTRIES:
+                yield block
+                block = []
+        root = min(root, own, key=len)  # what begins with a longer one begins with it, too
+        block.append(entry)
+    if block:
+        yield block
+
+
+def _attach_in_block(
+    block: list[Entry], start: int, selection: Selection, captions: dict[str, dict[str, str]], tables: set[str]
+) -> Iterator[Entry]:
+    """Attach what describes the entries of a block, whose names begin at `start`; `tables` are left out."""
+    usable = {entry.name[start:]: entry for entry in block if _is_usable(entry, selection)}
+    matched = {
+        place: _match_forms(match, usable) for place, match in MATCHES.items() if place in selection.captions.places
+    }
+    used = {file for files in matched.values() for file in files.values()}
+    for entry in block:
+        name = entry.name[start:]
+        if name in used or entry.name in tables:
+            continue
+        beside: list[tuple[str, Entry | str]] = [
+            (place, usable[files[name]]) for place, files in matched.items() if name in files
+        ]
+        if captions and (text := _find_caption(captions, entry.name)):
+            beside.append(("imagefolder", text))
+        selection.left_out.described.update(place for place, _ in beside)
+        yield entry._replace(described_by=tuple(beside)) if beside else entry
+
+
+def _match_forms(match: Callable[[Iterable[str]], dict[str, str]], names: Iterable[str]) -> dict[str, str]:
+    """Match names as they are, then in NFC those that have no match, where one name alone has that form."""
+    names = list(names)
+    found = match(names)
+    if all(name.isascii() for name in names):
+        return found
+    of_form: dict[str, list[str]] = {}
+    for name in names:
+        of_form.setdefault(normalize("NFC", name), []).append(name)
+    for form, other in match(of_form).items():
+        for name in of_form[form]:
+            if name not in found and len(of_form[other]) == 1:
+                found[name] = of_form[other][0]
+    return found
 
 
 def _is_usable(entry: Entry, selection: Selection) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
+from unicodedata import normalize
 
 from embedder.sources.file_names import MEDIA_SUFFIXES, TAKEOUT, suffix_of
 
@@ -21,6 +22,10 @@ EDITED = (
     *("-изменено", "-編集済み", "-已修改", "-편집됨"),
 )
 """Ends of the stems of edited copies, by the language of the account."""
+MIN_ORIGINAL = MAX_MEDIA_STEM - max(map(len, EDITED))
+"""Characters that each name keeps of a longer original, whatever was cut."""
+DESCRIBING_SUFFIXES = 3
+"""Most suffixes at the end of a `.json` or `.xmp`: `a.jpg.supplemental-metadata.json`."""
 CLIPS = frozenset((".mp4", ".mov", ".mp"))
 _NUMBER = re.compile(r"^(.*)\((\d+)\)$", re.DOTALL)
 
@@ -110,6 +115,18 @@ def _list_cut_keys(name: str) -> Iterator[Key]:
     if original != stem or suffix.lower() in CLIPS:
         for each in (suffix, ".HEIC", ".heic", ".JPG", ".jpg"):
             yield (original + each)[:MAX_JSON_STEM], number
+
+
+def find_root(name: str) -> str:
+    """Return how all names begin, in NFC, that may describe a name or be described by it, as an `.xmp` does, too."""
+    head, *suffixes = name.split(".")
+    num_suffixes = DESCRIBING_SUFFIXES if suffixes and suffixes[-1].lower() in ("json", "xmp") else 1
+    if head and name.isascii() and len(suffixes) <= num_suffixes and "-" not in head and "(" not in head:
+        return head[:MIN_ORIGINAL]
+    root = normalize("NFC", name)
+    for _ in range(num_suffixes):
+        root = _find_original(root)[0]
+    return root[: MIN_ORIGINAL if name.isascii() else MIN_ORIGINAL // 3]  # three characters may be one in NFC
 
 
 def _split_number(stem: str) -> Key:
