@@ -203,7 +203,7 @@ def test_many_pictures_and_texts_have_transformers_own_vectors(families, name):
         family.embed(vision=decode(family.config, images))["vision"], [family.library(image=each)[0] for each in images]
     )
     limit = family.config.preprocess.max_caption_tokens
-    texts = many_texts(limit // (15 if family.is_chat else 24), NUM_ITEMS)
+    texts = many_texts(limit // (15 if family.is_chat else 17), NUM_ITEMS)
     state = tokenise(family.model, texts)
     assert limit * 3 // 4 < int(state.lengths.max()) < limit
     words = largest(family.embed(text=state)["text"], [family.library(text=each)[0] for each in texts])
