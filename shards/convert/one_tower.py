@@ -87,6 +87,7 @@ def convert_one_tower(
 
     `heads` makes the projections to two values, given the files of tensors, the decoder's width and its vocabulary.
     """
+    _read_tower(folder)  # before the tokeniser, which transformers reads by the same file
     with checkpoint_weights(folder, out) as files:
         conversation = read_conversation(folder, pair)
         config = _read_config(folder, name, conversation)
@@ -116,10 +117,7 @@ def _read_config(
     folder: Path, name: str, conversation: Conversation | None, *, is_complete: bool = True
 ) -> ModelConfig:
     """Make the configuration; `is_complete` says whether the folder must have an image processor."""
-    path = folder / CONFIG_FILE
-    tree = read_json(path, "give the folder of a model that transformers saved")
-    found = _importer(tree)
-    tower = found.read(parse_config(found.config_class, tree, path), path)
+    path, tower = folder / CONFIG_FILE, _read_tower(folder)
     vision, text = (None, tower) if isinstance(tower, TextTower) else (tower, tower.shared_decoder)
     _check_modules(find_sentence_model(folder), text)
     ids = {} if conversation is None else {f"ids_{key}": getattr(conversation, key) for key in _PARTS}
@@ -148,6 +146,15 @@ def _read_config(
 
 
 _PARTS = ("before", "between", "after")
+
+
+def _read_tower(folder: Path) -> VisionTower | TextTower:
+    """Read the vision tower with its decoder, or a text tower alone; raises a ModelError for what can't be mapped."""
+    path = folder / CONFIG_FILE
+    tree = read_json(path, "give the folder of a model that transformers saved")
+    found = _importer(tree)
+    tower: VisionTower | TextTower = found.read(parse_config(found.config_class, tree, path), path)
+    return tower
 
 
 def _check_limit(folder: Path, preprocess: PreprocessConfig, conversation: Conversation | None) -> None:

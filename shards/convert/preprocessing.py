@@ -304,12 +304,13 @@ def _load_through_transformers(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 def load_fast_tokenizer(folder: Path) -> Any:
     """Load transformers' tokeniser of a checkpoint; raises a ModelError if there is none, or none with a fast form."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:200]  # transformers reads config.json first
         raise ModelError(
             f"{folder}: no tokeniser could be loaded ({reason}); save one beside the model ({TOKENIZER_FILE})"
         ) from None

@@ -549,10 +549,11 @@ _SAME = (
 
 def _read_texts(theirs: Any, where: Path) -> EmbeddingGemma2TextTower:
     kinds, rope = theirs.layer_types, theirs.rope_parameters
-    for kind, settings in rope.items():
-        if settings != {"rope_type": "default", "rope_theta": settings["rope_theta"]}:
+    for kind in (FULL, SLIDING):
+        base = (rope.get(kind) or {}).get("rope_theta")
+        if base is None or rope[kind] != {"rope_type": "default", "rope_theta": base}:
             raise ModelError(
-                f"{where}: embedding_gemma2: {kind} has rope_parameters {settings}; only a base can be imported"
+                f"{where}: embedding_gemma2: {kind} has rope_parameters {rope.get(kind)}; only a base can be imported"
             )
     local, last = (theirs.per_layer_config[kinds.index(kind) if kind in kinds else -1] for kind in (SLIDING, FULL))
     tower = check_settings(

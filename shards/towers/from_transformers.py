@@ -46,7 +46,7 @@ def parse_config(config_class: str, tree: Mapping[str, Any], where: Path) -> Any
     try:
         with without_token_id_warnings():
             return getattr(transformers, config_class).from_dict(dict(tree))
-    except StrictDataclassError as error:
+    except (StrictDataclassError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise ModelError(f"{where}: {' '.join(str(error).split())[:200]}") from None
 
 

@@ -5,11 +5,9 @@ import io
 import numpy as np
 import pytest
 import samples
-import torch
 from embedding_runs import embedded
-from picture_decoders import INSTRUCTION, save_checkpoint
+from picture_decoders import INSTRUCTION, make_library, save_checkpoint
 from PIL import Image
-from transformers import Qwen3VLModel, Qwen3VLProcessor
 
 import embedder
 from embedder.errors import ConfigError
@@ -34,29 +32,22 @@ def model(checkpoint, tmp_path_factory):
     return str(out)
 
 
-@pytest.fixture(scope="module")
-def library(checkpoint):
+def of_files(checkpoint):
     """transformers' own vectors of texts and of files of images."""
-    theirs, processor = Qwen3VLModel.from_pretrained(checkpoint).eval(), Qwen3VLProcessor.from_pretrained(checkpoint)
-
-    def open_image(content):
-        return Image.open(io.BytesIO(content)).convert("RGB")
-
-    @torch.no_grad()
-    def embed(content, image, instruction):
-        system = {"role": "system", "content": [{"type": "text", "text": instruction}]}
-        messages = [system, {"role": "user", "content": content}]
-        form = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        inputs = processor(text=[form], images=None if image is None else [image], return_tensors="pt")
-        return torch.nn.functional.normalize(theirs(**inputs).last_hidden_state[0, -1], dim=-1).numpy()
+    embed = make_library(checkpoint)
 
     def of(item, caption=None, *, instruction=INSTRUCTION):
         if isinstance(item, str):
-            return embed([{"type": "text", "text": item}], None, instruction)
-        text = [] if caption is None else [{"type": "text", "text": caption}]
-        return embed([{"type": "image", "image": ""}, *text], open_image(item), instruction)
+            return embed(text=item, instruction=instruction)[0].numpy()
+        image = Image.open(io.BytesIO(item)).convert("RGB")
+        return embed(text=caption, image=image, instruction=instruction)[0].numpy()
 
     return of
+
+
+@pytest.fixture(scope="module")
+def library(checkpoint):
+    return of_files(checkpoint)
 
 
 def fill(folder, num):
@@ -176,7 +167,12 @@ def test_three_stages_on_ray_embed_pictures_with_their_captions(make_run, joined
 
 
 @pytest.mark.slow
-def test_three_stages_on_ray_find_transformers_own_neighbours(make_run, model, library, tmp_path, ray_cluster):
-    source = fill(tmp_path / "in", 40)
-    report = check_run(make_run(source, model=model, num_stages=3, rows_per_part=16, engine="ray"), source, library)
+@pytest.mark.parametrize("family", ["qwen3_vl", "embedding_gemma2"])
+def test_three_stages_on_ray_find_transformers_own_neighbours(make_run, family, tmp_path, ray_cluster):
+    checkpoint, source = save_checkpoint(tmp_path / "checkpoint", family), fill(tmp_path / "in", 40)
+    model, library = str(tmp_path / "model"), of_files(checkpoint)
+    import_checkpoint(checkpoint, model)
+    run = make_run(source, model=model, num_stages=3, rows_per_part=16, engine="ray")
+    report = check_run(run, source, library)
     assert {step.step for step in report.steps} == {"decode", "stage 0", "stage 1", "stage 2", "write"}
+    assert {each.side: each.passed for each in verify(run).comparisons} == {"image": True, "text": True}

@@ -77,10 +77,10 @@ def of_transformers(folder, ours):
     theirs = on_meta(lambda: AutoModel.from_config(AutoConfig.from_pretrained(folder)))
     kind = tree["model_type"]
     if kind in ONE_TOWERS:
-        places = {}
+        places, depth = {}, tree["text_config"]["num_hidden_layers"]
         for name in ours:
-            side, _, inner = name.partition(".")
-            places[name] = Place((ONE_TOWERS[kind].prefixes[side] + inner,))
+            found = ONE_TOWERS[kind].place_of(name, depth)
+            places[name] = Place((ONE_TOWERS[kind].prefixes[found.prefix] + found.name,), found.rows)
         return theirs, places, ONE_TOWERS[kind].ignored
     if kind not in CLASSES:
         found = IMPORTS[kind]
