@@ -8,9 +8,9 @@ import pytest
 import samples
 import torch
 from command_runs import run_here
-from picture_decoders import make_config, make_processor, save_checkpoint
+from picture_decoders import save_checkpoint, save_reranker
 from PIL import Image
-from tower_checks import check_every_cut, check_refused, randomise
+from tower_checks import check_every_cut, check_refused
 from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
 import embedder
@@ -27,15 +27,7 @@ SIZES = [(64, 64), (512, 512), (90, 40), (33, 150)]
 @pytest.fixture(scope="module", params=[False, True], ids=["own table of logits", "tied"])
 def checkpoint(request, tmp_path_factory):
     """A random small checkpoint whose tokeniser knows both answers."""
-    folder = tmp_path_factory.mktemp("reranker") / "checkpoint"
-    processor = make_processor()
-    processor.tokenizer.add_tokens(["yes", "no"])
-    torch.manual_seed(5)
-    config = make_config(processor.tokenizer)
-    config.tie_word_embeddings = config.text_config.tie_word_embeddings = request.param
-    randomise(Qwen3VLForConditionalGeneration(config)).save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
+    return save_reranker(tmp_path_factory.mktemp("reranker") / "checkpoint", is_tied=request.param)
 
 
 @pytest.fixture(scope="module")
