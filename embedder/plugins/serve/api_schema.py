@@ -160,6 +160,8 @@ class EmbedRequest(Strict):
             raise ValueError("exactly one of texts and images")
         if self.instruction is not None and self.texts is None:
             raise ValueError("; ".join(INSTRUCTION_RULE))
+        if self.instruction is not None and not self.instruction.strip():
+            raise ValueError("the instruction is not empty; write one, or leave it out")
         if any(each.num_given != 1 for each in self.images or ()):
             raise ValueError("each image has exactly one of image and upload")
         return self

@@ -330,7 +330,9 @@ def test_a_reranker_is_measured_before_and_after(make_store):
     """All captions lie at one end: the first order has each picture at its number, the re-ranker each of its first."""
     store = make_store(pictures(text_embedding=lambda number: on_arc(0)))
     store.encode_text = lambda texts, instruction=None: np.array([on_arc(0) for _ in texts], np.float32)
-    vars(store)["encoder"] = SimpleNamespace(warning=lambda *_: None, probability=lambda _: None)
+    vars(store)["encoder"] = SimpleNamespace(
+        warning=lambda *_: None, probability=lambda _: None, describe_cut=lambda _: None
+    )
     found = run(store, rerank=10, reranker=Nearest()).rerank
     assert (found.num_hits, found.num_queries, found.num_late) == (10, NUM, 0)
     assert values(found.r_at_before) == {k: k / NUM for k in (1, 5, 10)}
