@@ -70,11 +70,18 @@ def split_address(uri: str) -> tuple[str, ModelSettings]:
 
 
 def address_as_recorded(given: str | None, recorded: str) -> str:
-    """Return the address of a model that has moved to `given`, if it has, with the settings that a store recorded."""
+    """Return the address of a model that has moved to `given`, if it has, with the settings that a store recorded.
+
+    Settings of `given` that change vectors stand; the instruction of queries is its own in any case.
+    """
     if given is None:
         return recorded
     place, settings = split_address(given)
-    return join_address(place, split_address(recorded)[1]) if settings == ModelSettings() else given
+    if settings.changes_vectors:
+        return given
+    known = split_address(recorded)[1]
+    asked = settings.query_instruction
+    return join_address(place, known if asked is None else known.model_copy(update={"query_instruction": asked}))
 
 
 def apply_settings(config: ModelConfig, settings: ModelSettings, folder: Path) -> ModelConfig:

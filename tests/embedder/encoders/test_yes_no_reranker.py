@@ -111,11 +111,22 @@ def test_a_search_is_ordered_by_it(model, library, make_run, tmp_path):
     assert (ended.code, "--rerank N and --reranker DIR go together" in ended.stderr) == (2, True)
 
 
+def test_its_folder_is_described(model):
+    ended = run_here("model", "info", model)
+    assert "a re-ranker: it scores the hits of `embedder search --rerank 50" in " ".join(ended.stdout.split())
+    found = run_here("model", "info", model, "--json").found["import"]
+    uses = {each["file"]: each["use"] for each in found["files"]}
+    assert uses["config.json"] == uses["model.safetensors"] == "read"
+
+
 def test_what_is_no_reranker_is_refused(tiny_model, model, make_run, tmp_path):
     with pytest.raises(ConfigError, match="it is a re-ranker, which scores hits and embeds nothing"):
         embedder.embed(make_run(samples.folder(tmp_path / "in", num_clips=0), model=model))
     with pytest.raises(ConfigError, match="it is no re-ranker; give a folder of `embedder model import --reranker`"):
         embedder.YesNoReranker(str(tiny_model))
+    for settings in ("dimensions=1", "item_instruction=x", "query_instruction=x"):
+        with pytest.raises(ConfigError, match="a re-ranker makes no vectors and takes no settings; give"):
+            embedder.YesNoReranker(f"{model}#{settings}")
     with pytest.raises(ConfigError, match="the query fills the 4,096 tokens"):
         embedder.YesNoReranker(model).load().process(batch_of(["long " * 4000], [None], ["x"]))
     without = save_checkpoint(tmp_path / "without")
