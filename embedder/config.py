@@ -22,6 +22,7 @@ from embedder.config_toml.sections import (
     MetricConfig,
     ModelTables,
     ModelUri,
+    ServeConfig,
     StepConfig,
     TrackerConfig,
     check_joins,
@@ -522,6 +523,7 @@ class RunConfig(ConfigSection):
     )
     tracker: TrackerConfig | None = Field(None, description="MLflow or Weights & Biases")
     on_failure: OnFailure = OnFailure()
+    serve: ServeConfig = ServeConfig()
     deploy: DeployConfig = DeployConfig()
 
     @model_validator(mode="after")

@@ -57,7 +57,7 @@ class TowerState:
         if tokens is None:
             return [torch.arange(len(self.lengths))]
         if self.text is not None:  # one long caption would widen the rectangle of all
-            tokens = tokens + self.text.lengths * getattr(tower, "merge_size", 1) ** 2
+            tokens = tokens + self.text.lengths * tower.merge_size**2
         return [torch.from_numpy(group) for group in group_by_length(tokens.numpy(), costs)]
 
 

@@ -70,11 +70,18 @@ def split_address(uri: str) -> tuple[str, ModelSettings]:
 
 
 def address_as_recorded(given: str | None, recorded: str) -> str:
-    """Return the address of a model that has moved to `given`, if it has, with the settings that a store recorded."""
+    """Return the address of a model that has moved to `given`, if it has, with the settings that a store recorded.
+
+    Settings of `given` that change vectors stand; the instruction of queries is its own in any case.
+    """
     if given is None:
         return recorded
     place, settings = split_address(given)
-    return join_address(place, split_address(recorded)[1]) if settings == ModelSettings() else given
+    if settings.changes_vectors:
+        return given
+    known = split_address(recorded)[1]
+    asked = settings.query_instruction
+    return join_address(place, known if asked is None else known.model_copy(update={"query_instruction": asked}))
 
 
 def apply_settings(config: ModelConfig, settings: ModelSettings, folder: Path) -> ModelConfig:
@@ -86,6 +93,7 @@ def apply_settings(config: ModelConfig, settings: ModelSettings, folder: Path) -
     if settings.item_instruction is None:
         return config
     prompt = instructed_prompt(config.preprocess, settings.item_instruction, where, of_items=True)
+    _check_room(config, folder, prompt, f"{where}: item_instruction")
     preprocess = config.preprocess.model_copy(update={"caption_prompt": prompt})
     update: dict[str, object] = {"preprocess": preprocess}
     if config.vision is not None and config.vision.takes_text:
@@ -93,6 +101,25 @@ def apply_settings(config: ModelConfig, settings: ModelSettings, folder: Path) -
         ids = ids_before_pictures(folder, tuple(vision["ids_before"]), config.preprocess.caption_prompt, prompt)
         update["vision"] = config.vision.model_validate(vision | {"ids_before": ids})
     return config.model_copy(update=update)
+
+
+def _check_room(config: ModelConfig, folder: Path, prompt: str, where: str) -> None:
+    """Raise a ModelError where a prompt leaves no token to the text behind it."""
+    from shards.model_config import TOKENIZER_FILE
+    from shards.tokenizer import parse_tokenizer
+
+    path, limit = folder / TOKENIZER_FILE, config.preprocess.max_caption_tokens
+    if not path.is_file():
+        return
+    tokenizer = parse_tokenizer(path.read_text(encoding="utf-8"), str(folder))
+    tokenizer.no_truncation()
+    num_tokens = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
+    num_tokens += int(tokenizer.num_special_tokens_to_add(False))
+    if num_tokens >= limit:
+        raise ModelError(
+            f"{where}: with what stands around it, it fills the {limit:,} tokens that the model reads; shorten it, so "
+            "that a text has room behind it"
+        )
 
 
 def _check_dimensions(config: ModelConfig, dimensions: int, *, is_forced: bool) -> None:

@@ -54,6 +54,11 @@ class PreprocessConfig(ModelSection):
         "pass through the layers of its texts",
     )
 
+    @property
+    def scores_queries(self) -> bool:
+        """Whether the model is a re-ranker, which scores items for a query and has no vectors."""
+        return self.caption_prompt.count(QUERY_PLACE) == 1
+
     @model_validator(mode="after")
     def _divisible(self) -> Self:
         if min(self.std) <= 0:

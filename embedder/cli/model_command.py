@@ -179,7 +179,7 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
     sizes.append(("all", summary.num_parameters, summary.size_bytes))
     rows = [(name, f"{num:,}", f"{size_bytes / MIB:.2f}") for name, num, size_bytes in sizes]
     shown: list[RenderableType] = [
-        f"{model.name}: {_training(summary.untrained)}; embeddings of {model.embedding_dim}",
+        f"{model.name}: {_training(summary.untrained)}; {_describe_outputs(model)}",
         f"vision: {model.vision.describe() if model.vision is not None else NO_TOWER}",
         f"text: {_describe_text(model)}",
         new_table("part", "parameters", "MiB on disk", rows=rows),
@@ -192,6 +192,13 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
         shown += [new_table("imported from", "use", "what", rows=rows), *record["decisions"]]
     data = {"fingerprints": fingerprints, "config": json.loads(model.to_json()), "import": record or None}
     return Result(asdict(replace(summary, config=None)) | data, shown)  # type: ignore[arg-type]
+
+
+def _describe_outputs(model: "ModelConfig") -> str:
+    if model.preprocess.scores_queries:
+        return "a re-ranker: it scores the hits of `embedder search --rerank 50 --reranker DIR`, and embeds nothing"
+    cut = f", cut from {model.embedding_dim}" if model.vector_dim < model.embedding_dim else ""
+    return f"embeddings of {model.vector_dim}{cut}"
 
 
 def _training(untrained: str | None) -> str:

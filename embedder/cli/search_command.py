@@ -87,33 +87,12 @@ class HitOptions:
         None
     )
     min_score: Annotated[float | None, typer.Option(metavar="COSINE", help="Least score of a hit.")] = None
-    rerank: Annotated[
-        int | None,
-        typer.Option(min=0, help="First hits that --reranker, or that of --server, scores again, as 50; 0: none."),
-    ] = None
-    reranker: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Model folder of a re-ranker (`embedder model import --reranker`)."),
-    ] = None
-    rerank_timeout_s: Annotated[
-        float, typer.Option(help="Seconds that scoring again may take; then the first order is shown, with a warning.")
-    ] = DEFAULT_OPTIONS.rerank_timeout_s
     all_segments: Annotated[bool, typer.Option("--all-segments", help="One hit per segment, not per video.")] = False
     sort: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Order the hits by it: taken_at, 'taken_at desc'.")
     ] = None
 
-    def load_reranker(self, *, is_remote: bool) -> "YesNoReranker | None":
-        """Load the re-ranker, if any; raises `ConfigError` if it, or how many hits it scores, is missing."""
-        if (self.reranker is None) == bool(self.rerank) and not (is_remote and self.reranker is None):
-            raise ConfigError("--rerank N and --reranker DIR go together; give both, or neither")
-        if self.reranker is None:
-            return None
-        from embedder.encoders.yes_no_reranker import YesNoReranker
-
-        return YesNoReranker(self.reranker).load()
-
-    def search_options(self, query: QueryOptions) -> SearchOptions:
+    def search_options(self, query: QueryOptions, rerank: "RerankOptions") -> SearchOptions:
         """Return them with the weights of a query, as a store takes them; raises `ConfigError` if one breaks a rule."""
         weights = {"text_weight": query.text_weight, "not_weight": query.not_weight}
         given = {name: weight for name, weight in weights.items() if weight is not None}
@@ -125,10 +104,37 @@ class HitOptions:
             hybrid=self.hybrid,
             min_score=self.min_score,
             instruction=query.instruction,
-            rerank=self.rerank,
-            rerank_timeout_s=self.rerank_timeout_s,
+            rerank=rerank.rerank,
+            rerank_timeout_s=rerank.rerank_timeout_s,
             **given,
         )
+
+
+@dataclass(frozen=True)
+class RerankOptions:
+    """Options of a second model, which scores the first hits again."""
+
+    rerank: Annotated[
+        int | None,
+        typer.Option(min=0, help="First hits that --reranker, or that of --server, scores again, as 50; 0: none."),
+    ] = None
+    reranker: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Model folder of a re-ranker (`embedder model import --reranker`)."),
+    ] = None
+    rerank_timeout_s: Annotated[
+        float, typer.Option(help="Seconds that a query's hits may take; then their first order is kept.")
+    ] = DEFAULT_OPTIONS.rerank_timeout_s
+
+    def load(self, *, is_remote: bool = False) -> "YesNoReranker | None":
+        """Load the re-ranker, if any; raises `ConfigError` if it, or how many hits it scores, is missing."""
+        if (self.reranker is None) == bool(self.rerank) and not (is_remote and self.reranker is None):
+            raise ConfigError("--rerank N and --reranker DIR go together; give both, or neither")
+        if self.reranker is None:
+            return None
+        from embedder.encoders.yes_no_reranker import YesNoReranker
+
+        return YesNoReranker(self.reranker).load()
 
 
 @dataclass(frozen=True)
@@ -207,14 +213,20 @@ class SearchPlace:
 
 @command
 def search(
-    read: ReadConfig, *, query: QueryOptions, hits: HitOptions, files: OutputFiles, place: SearchPlace
+    read: ReadConfig,
+    *,
+    query: QueryOptions,
+    hits: HitOptions,
+    rerank: RerankOptions,
+    files: OutputFiles,
+    place: SearchPlace,
 ) -> Result:
     """Find images and videos that fit a text, an image, both together, or a vector."""
-    options = hits.search_options(query)
+    options = hits.search_options(query, rerank)
     run = read({"store": place.store})
     for each in (query, files, place):
         each.check()
-    reranker = hits.load_reranker(is_remote=place.server is not None)
+    reranker = rerank.load(is_remote=place.server is not None)
     opened = place.open(run)
     local: Store | None = None if place.server is not None else opened  # type: ignore[assignment]
     answers = opened.search(
@@ -228,10 +240,8 @@ def search(
     if hits.sort is not None:
         for found in answers:
             found.order_by(hits.sort)
-    if local is not None and local.searcher.snapshot.checked_bytes <= CHECK_BYTES:
-        damage = local.find_damage(CHECK_S)
-        if damage is not None:
-            raise damage
+    if local is not None:
+        _check_damage(local)
     results = [_hits_data(each, query.vector) for each in answers]
     shown: list[RenderableType] = []
     for each in answers:
@@ -243,6 +253,12 @@ def search(
     return Result(
         data | {"copies": None if copied is None else copied._asdict()}, shown, _failure(copied) if copied else ""
     )
+
+
+def _check_damage(store: "Store") -> None:
+    """Raise what the check of whole hashes has found, where a search may wait for it."""
+    if store.searcher.snapshot.checked_bytes <= CHECK_BYTES and (damage := store.find_damage(CHECK_S)) is not None:
+        raise damage
 
 
 def _hits_data(hits: "Hits", vector: Path | None) -> dict[str, Any]:

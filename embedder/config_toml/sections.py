@@ -95,6 +95,38 @@ class IndexConfig(ConfigSection):
         return kind
 
 
+class ServeConfig(ConfigSection):
+    """Second model of `embedder serve`, which scores the first hits of texts again."""
+
+    reranker: str | None = Field(
+        None, min_length=1, description="folder of `embedder model import --reranker`; left out: hits stay as found"
+    )
+    rerank: int | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="first hits of a query that it scores, unless fewer are asked for",
+        json_schema_extra={"default": "50"},
+    )
+    rerank_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds that a search waits for it; then the hits come in their first order, with a warning",
+        json_schema_extra={"default": "5.0"},
+    )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Settings of the service that it gives."""
+        return self.model_dump(exclude_none=True)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.reranker is None and self.given:
+            raise ValueError(f"{next(iter(self.given))} is of a re-ranker; give its folder, reranker, too")
+        return self
+
+
 class TrackerConfig(ConfigSection):
     """Tracker of experiments that follows a run."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, check_argument
 from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.given_inputs import image_list, text_list
 from embedder.media.media_errors import DecodeError
@@ -93,7 +93,7 @@ class BaseQueryEncoder(ABC):
         Raises:
             ConfigError: the model has no text tower or takes no instruction, a text is empty or not UTF-8, or the
                 instruction is too long.
-            ArgumentTypeError: it is no list of texts.
+            ArgumentTypeError: it is no list of texts, or the instruction is no text.
         """
         texts = text_list(texts)
         if self.model.config.text is None:
@@ -116,16 +116,22 @@ class BaseQueryEncoder(ABC):
                 f"model {self.model.uri}: it takes no instruction of queries; leave it out, or import its "
                 "checkpoint again if an earlier version made the folder"
             )
+        check_argument("instruction", instruction, str, "a text, as 'Find invoices'")
+        if not instruction.strip():
+            raise ConfigError(f"instruction {instruction!r}: it is empty; write one, or leave it out")
         if not is_text(instruction):
             raise ConfigError("instruction: it is not valid UTF-8; type it where UTF-8 is the encoding")
         prompt = instructed_prompt(self.model.config.preprocess, instruction, f"model {self.model.uri}")
-        found = self._captions.with_prompt(prompt)
-        if found.room < 1:
+        return self._check_room(self._captions.with_prompt(prompt), "instruction")
+
+    def _check_room(self, captions: CaptionEncoder, name: str) -> CaptionEncoder:
+        """Refuse (ConfigError) an instruction that leaves no token to a query."""
+        if captions.room < 1:
             raise ConfigError(
-                f"instruction: with what stands around it, it fills the {found.max_tokens:,} tokens that model "
+                f"{name}: with what stands around it, it fills the {captions.max_tokens:,} tokens that model "
                 f"{self.model.uri} reads; shorten it"
             )
-        return found
+        return captions
 
     def warning(self, text: str, instruction: str | None = None) -> str | None:
         """Return a line on words that the tokeniser doesn't know, and on what is cut; None if it reads all."""
@@ -247,7 +253,8 @@ class BaseQueryEncoder(ABC):
         end_id = model.config.required_text.end_id
         preprocess, asked = model.config.preprocess, split_address(model.uri)[1].query_instruction
         own = preprocess.query_prompt if asked is None else instructed_prompt(preprocess, asked, f"model {model.uri}")
-        return CaptionEncoder(model.tokenizer_json, preprocess.max_caption_tokens, end_id, own)
+        found = CaptionEncoder(model.tokenizer_json, preprocess.max_caption_tokens, end_id, own)
+        return found if asked is None else self._check_room(found, "query_instruction")
 
     @locked_cached_property
     def _sigmoid(self) -> tuple[float, float] | None:

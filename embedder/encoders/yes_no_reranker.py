@@ -12,7 +12,7 @@ from embedder.errors import ConfigError
 from embedder.models.model_folder import open_model, resize_spec
 from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.steps.stage_contract import Stage
-from shards.model_settings import ids_before_pictures
+from shards.model_settings import ModelSettings, ids_before_pictures, split_address
 from shards.preprocess import QUERY_PLACE
 
 if TYPE_CHECKING:
@@ -39,11 +39,14 @@ class YesNoReranker(Stage):
         """Read the model's description; `load` reads the weights.
 
         Raises:
-            ConfigError: the model is no re-ranker.
+            ConfigError: the model is no re-ranker, or has settings.
             ModelError: the model folder is missing or incomplete.
         """
+        place, settings = split_address(model)
+        if settings != ModelSettings():
+            raise ConfigError(f"model {model}: a re-ranker makes no vectors and takes no settings; give {place} alone")
         self.model, self.dtype, self._turn = open_model(model), dtype, threading.Lock()
-        if self.model.config.preprocess.caption_prompt.count(QUERY_PLACE) != 1:
+        if not self.model.config.preprocess.scores_queries:
             raise ConfigError(
                 f"model {self.model.uri}: it is no re-ranker; give a folder of `embedder model import --reranker`"
             )

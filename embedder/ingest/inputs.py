@@ -42,7 +42,6 @@ from embedder.store.tables.tables import RecordTable
 from embedder.user_steps.declared_steps import check_columns
 from embedder.user_steps.run_steps import decoded_steps
 from shards.plan import ShardPlan
-from shards.preprocess import QUERY_PLACE
 
 EMBED = IngestOptions()
 CAPTION_FILE = r"\.(txt|json)$"
@@ -126,7 +125,7 @@ def open_inputs(
 
 def _check_embeds(model: Model) -> None:
     """Refuse a re-ranker, whose two values are no vector to search by."""
-    if QUERY_PLACE in model.config.preprocess.caption_prompt:
+    if model.config.preprocess.scores_queries:
         raise ConfigError(
             f"model {model.uri}: it is a re-ranker, which scores hits and embeds nothing; give it to `embedder search "
             "--rerank 50 --reranker`, and a model of vectors here"

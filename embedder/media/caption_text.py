@@ -44,11 +44,11 @@ _PLACEHOLDER = re.compile(
 
 def clean_caption(text: str) -> str:
     """Clean a caption: entities become characters, controls spaces; empty if it is what a camera or program writes."""
-    cleaned = clean_text(text)
+    cleaned = unescape_text(text)
     return "" if _PLACEHOLDER.fullmatch(" ".join(cleaned[:200].split())) else cleaned
 
 
-def clean_text(text: str) -> str:
+def unescape_text(text: str) -> str:
     """Clean a text without judging whether a person wrote it."""
     text = text[: 2 * MAX_CAPTION_CHARACTERS]
     if _ENTITY.search(text):
@@ -62,7 +62,7 @@ def clean_keywords(texts: Iterable[str]) -> list[str]:
     found: dict[str, str] = {}
     room = MAX_KEYWORD_CHARACTERS
     for text in texts:
-        keyword = " ".join(clean_text(text[:1000]).split())
+        keyword = " ".join(unescape_text(text[:1000]).split())
         if keyword and keyword.casefold() not in found:
             if (room := room - len(keyword) - 1) < 0:
                 break

@@ -1,7 +1,7 @@
 """A search hit: what was found, its file, its image."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -196,10 +196,17 @@ def _first(values: list[str]) -> str:
     return ", ".join(values[:MAX_NAMED]) + more
 
 
-def decode_hits(hits: Iterable[Hit], resize: ResizeSpec) -> Iterator[Pixels | FetchError | DecodeError]:
-    """Yield the pixels of each hit, or the error."""
+def decode_hits(
+    hits: Iterable[Hit],
+    resize: ResizeSpec,
+    decoder: SandboxedDecoder | None = None,
+    fetcher: Fetcher | None = None,
+) -> Iterator[Pixels | FetchError | DecodeError]:
+    """Yield the pixels of each hit, or the error; a decoder and a fetcher that are given stay open."""
     hits = list(hits)
-    with SandboxedDecoder() as decoder, Fetcher() as fetcher:
+    with ExitStack() as own:
+        decoder = own.enter_context(SandboxedDecoder()) if decoder is None else decoder
+        fetcher = own.enter_context(Fetcher()) if fetcher is None else fetcher
         max_bytes = decoder.limits.max_file_bytes
         with fetcher.ahead([hit.uri for hit in hits], max_bytes=max_bytes):
             for hit in hits:

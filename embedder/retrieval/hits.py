@@ -3,6 +3,7 @@
 import base64
 import html
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import fields, replace
@@ -86,9 +87,9 @@ class Hits(list[Hit]):
 
     def rerank(self, stage: "Stage", options: SearchOptions) -> None:
         """Order the first hits by a stage's scores, if it is quick enough, and keep `options.k`."""
-        num_hits, resize = options.rerank or 0, image_size_of(stage)
-        pixels = None if resize is None else self.decode_each(resize, num_hits)
-        late = rerank_hits(self, self.parts.text, stage, num_hits, pixels, options.rerank_timeout_s)
+        began_s, resize = time.monotonic(), image_size_of(stage)
+        pixels = None if resize is None else self.decode_each(resize, options.rerank)
+        late = rerank_hits(self, self.parts.text, stage, options, pixels, began_s)
         if pixels is not None:
             pixels.close()
         if late is not None:

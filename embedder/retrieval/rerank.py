@@ -11,6 +11,7 @@ import pyarrow as pa
 from embedder.errors import ConfigError
 from embedder.media.resize import ResizeSpec
 from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Hit, Pixels
+from embedder.retrieval.queries import SearchOptions
 
 if TYPE_CHECKING:
     from embedder.steps.stage_contract import Stage
@@ -28,9 +29,9 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[["str | None", Hit], Any]]] =
 }
 
 
-def check_reranker(stage: "Stage", num_reranked: int | None) -> None:
+def check_reranker(stage: "Stage | None", num_reranked: int | None) -> None:
     """Raise a ConfigError unless a stage comes with a number of hits, and scores what there is."""
-    if not num_reranked:
+    if stage is None or not num_reranked:
         raise ConfigError(RERANK_RULE)
     known = {*_COLUMNS, "image"}
     if unknown := sorted({*stage.columns_in, *stage.columns_optional} - known):
@@ -53,19 +54,22 @@ def rerank_hits(
     hits: list[Hit],
     query: str | None,
     stage: "Stage",
-    num_reranked: int,
+    options: SearchOptions,
     pixels: Iterator[Pixels | None] | None,
-    timeout_s: float,
+    began_s: float,
     now: Callable[[], float] = time.monotonic,
 ) -> str | None:
-    """Order the first hits of a query by the stage's scores, best first, unless that takes longer than `timeout_s`.
+    """Order the first hits of a query by the stage's scores, best first, as far as `options` give hits and time to it.
 
     `pixels` yields the images of the first ones, uint8 (H, W, 3), where the stage scores images; None: that one is
     gone. Hits that the stage can't score, as their image is gone or they have no caption, follow in their order, then
-    those beyond `num_reranked`. Returns why the hits are in their first order, if they are. A stage that fails, or that
-    returns another number of scores, raises; so does a score that is not finite (ConfigError).
+    those beyond. The time is counted from `began_s` of the clock `now`. A stage that fails, or that returns another
+    number of scores, raises; so does a score that is not finite (ConfigError).
+
+    Returns:
+        Why the hits are in their first order, where the time was too short; else None.
     """
-    first, ends_s = hits[:num_reranked], now() + timeout_s
+    first, ends_s = hits[: options.rerank], began_s + options.rerank_timeout_s
     scores: list[float | None] = []
     batch_rows = max(1, int(stage.resources.get("batch_size", BATCH_ROWS)))
     for start in range(0, len(first), batch_rows):
@@ -73,8 +77,9 @@ def rerank_hits(
         images = None if pixels is None else [next(pixels) for _ in some if now() < ends_s]
         if now() >= ends_s:
             return (
-                f"the re-ranker had scored {len(scores):,} of {len(first):,} first hits after {timeout_s:g} s, so they "
-                "come in their first order; give it more time with rerank_timeout_s, or fewer hits with rerank"
+                f"the re-ranker had scored {len(scores):,} of {len(first):,} first hits after "
+                f"{options.rerank_timeout_s:g} s, so they come in their first order; give it more time with "
+                "rerank_timeout_s, or fewer hits with rerank"
             )
         scores += _score_batch(stage, _rows_of(query, some, images, [*stage.columns_in, *stage.columns_optional]))
     scored = [(score, hit) for score, hit in zip(scores, first, strict=True) if score is not None]

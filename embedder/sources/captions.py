@@ -10,7 +10,7 @@ from embedder.media.caption_text import clean_caption
 from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.source_errors import FetchError
 from embedder.sources.takeout import medium_values
-from embedder.sources.type_inference import clean_text
+from embedder.sources.type_inference import make_storable
 from embedder.sources.uris import TarMember, split_uri
 from embedder.storage.printable import readable
 from shards.file_schema import parse_json
@@ -134,4 +134,4 @@ def caption_in(tree: dict[str, Any], where: str) -> str:
     value = next((tree[key] for key in JSON_KEYS if tree.get(key) is not None), "")
     if not isinstance(value, str):
         raise FetchError("CaptionBroken", f"{readable(where)}: the caption is a {type(value).__name__}, not a string")
-    return clean_text(value).strip()
+    return make_storable(value).strip()

@@ -10,7 +10,7 @@ from unicodedata import normalize
 
 import pyarrow as pa
 
-from embedder.media.caption_text import clean_text
+from embedder.media.caption_text import unescape_text
 from embedder.sources.columns import is_text
 from embedder.sources.file_names import MEDIA_SUFFIXES, suffix_of
 from embedder.sources.globbing import GlobMatches, find_one
@@ -143,7 +143,7 @@ def read_captions(uri: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for _, chunk in table.chunks(pa.schema({FILE_NAME: pa.string(), caption: pa.string()}), texts):
         names, captions = (chunk.columns[name].to_pylist() for name in (FILE_NAME, caption))
-        found |= {name: clean_text(text) for name, text in zip(names, captions, strict=True) if name and text}
+        found |= {name: unescape_text(text) for name, text in zip(names, captions, strict=True) if name and text}
     return found
 
 

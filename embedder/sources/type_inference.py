@@ -50,7 +50,7 @@ def json_value(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_string(kind):
-        return clean_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        return make_storable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     if type(value) not in _JSON_TYPES[kind]:  # exactly: True is not 1
         raise ValueError(f"{value!r:.40} is no {kind}, which the first rows hold")
     if kind == pa.int64() and not -(2**63) <= value < 2**63:
@@ -94,6 +94,6 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
     return None
 
 
-def clean_text(text: str) -> str:
+def make_storable(text: str) -> str:
     """Make text storable: lone surrogates, which JSON can spell, become visible escapes."""
     return text if is_text(text) else readable(text)

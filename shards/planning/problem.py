@@ -171,9 +171,12 @@ class PlacementProblem:
         passing += sum(map(self.caption_bytes, (spec.text.start, spec.text.stop)))
         host_s = passing * costs.send_s_per_byte / 2 + costs.call_s / self.rows_per_batch
         seconds = max(towers_s, host_s / GPU_CALLS) if pool.hides_copies else towers_s + host_s
-        workspace = max(
-            mix.images_per_item * costs.workspace_bytes_per_image * (len(spec.vision) > 0),
-            mix.captions_per_item * costs.workspace_bytes_per_caption * (len(spec.text) > 0),
+        # A picture that is joined with its caption is computed with it; else one is computed after the other.
+        workspace = (sum if self.config.preprocess.joins_captions else max)(
+            (
+                mix.images_per_item * costs.workspace_bytes_per_image * (len(spec.vision) > 0),
+                mix.captions_per_item * costs.workspace_bytes_per_caption * (len(spec.text) > 0),
+            )
         )
         memory = weight_bytes(self.config, spec, self.dtype) + self.rows_per_batch * (passing + workspace)
         cpu_s = seconds * pool.num_threads if pool.shared else host_s

@@ -64,6 +64,22 @@ def test_a_moved_model_keeps_the_settings_that_a_store_recorded():
     assert address_as_recorded(None, recorded) == recorded
     assert address_as_recorded("new", recorded) == "new#dimensions=8"
     assert address_as_recorded("new#dimensions=4", recorded) == "new#dimensions=4"
+    assert split_address(address_as_recorded("new#query_instruction=a b", recorded)) == (
+        "new",
+        ModelSettings(dimensions=8, query_instruction="a b"),
+    )
+    asked = "new#item_instruction=x&query_instruction=y"
+    assert address_as_recorded(asked, recorded) == asked
+    assert address_as_recorded("new", "old#query_instruction=x") == "new#query_instruction=x"
+
+
+def test_an_instruction_of_items_leaves_room_for_a_text(model):
+    own = json.loads((model / CONFIG_FILE).read_text())["preprocess"]
+    declare(model, preprocess=own | {"instruction_form": "{instruction} :"})
+    limit = load_model_config(model).preprocess.max_caption_tokens
+    with pytest.raises(ModelError, match=f"item_instruction: with what stands around it, it fills the {limit} tokens"):
+        resolve_model(f"{model}#item_instruction={'w5 ' * 200}")
+    assert load_model_config(resolve_model(f"{model}#item_instruction=w5")).preprocess.caption_prompt == "w5 :"
 
 
 def test_an_instruction_takes_its_place_in_prompts_that_have_one():

@@ -120,6 +120,17 @@ def test_the_8b_model_on_two_and_eight_devices_of_24_gb_is_as_computed_by_hand(t
     assert stage.flops_per_image + stage.flops_per_caption == pytest.approx(flops, rel=0.05)
 
 
+def test_a_picture_with_its_caption_holds_both_at_once(tmp_path):
+    """Memory of a picture and of its caption; apart, the larger of the two."""
+    apart = config_of("2B", tmp_path)
+    joined = apart.model_copy(update={"preprocess": apart.preprocess.model_copy(update={"joins_captions": True})})
+    problems = [problem_of(each, "1xL4") for each in (apart, joined)]
+    stages = [place(each, 1).plan.stages[0] for each in problems]
+    costs = estimate_costs(apart, parse_devices("1xL4")[0][1], "bfloat16", MIX.caption_tokens)
+    smaller = min(costs.workspace_bytes_per_image, costs.workspace_bytes_per_caption)
+    assert stages[1].memory_bytes - stages[0].memory_bytes == problems[0].rows_per_batch * smaller > 0
+
+
 def test_a_model_larger_than_a_device_is_cut_and_no_layer_is_held_twice(tmp_path):
     config = config_of("32B", tmp_path)
     with pytest.raises(ModelError, match="memory"):

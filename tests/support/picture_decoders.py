@@ -205,6 +205,18 @@ def save_gemma(folder: Path, **changes: object) -> Path:
     return folder
 
 
+def save_reranker(folder: Path, *, is_tied: bool = True) -> Path:
+    """Save a random re-ranker, whose tokeniser knows both answers; with `is_tied` logits are of the table of words."""
+    processor = make_processor()
+    processor.tokenizer.add_tokens(["yes", "no"])
+    torch.manual_seed(5)
+    config = make_config(processor.tokenizer)
+    config.tie_word_embeddings = config.text_config.tie_word_embeddings = is_tied
+    randomise(Qwen3VLForConditionalGeneration(config)).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
 def save_checkpoint(folder: Path, family: str = "qwen3_vl", **size: int) -> Path:
     """Save a random model with its processor, as transformers does."""
     if family == "embedding_gemma2":

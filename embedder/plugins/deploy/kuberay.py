@@ -242,7 +242,7 @@ def _notebook(deployment: Deployment) -> Tree:
 def _service(deployment: Deployment) -> Tree:
     config = deployment.shipped.config
     service = config.deploy.service
-    arguments = {
+    arguments = config.serve.given | {
         "store": config.required_store,
         "replicas": service.replicas,
         "max_replicas": service.max_replicas,

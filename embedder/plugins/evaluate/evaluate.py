@@ -26,6 +26,7 @@ from embedder.plugins.evaluate.evaluate_report import (
     Latency,
     ModelFigures,
     QueryFigures,
+    RerankFigures,
 )
 from embedder.plugins.evaluate.exact import ExactNeighbours, Ints, RelevantPairs, right_rows, search_exactly
 from embedder.plugins.evaluate.index_recall import IndexAnswers, ask_index, index_figures
@@ -38,12 +39,16 @@ from embedder.plugins.evaluate.query_sets import (
     own_captions,
     read_query_file,
 )
+from embedder.plugins.evaluate.rerank_gain import measure_reranker
 from embedder.plugins.evaluate.retrieval_metrics import by_group, mean, mean_reciprocal_rank, recalls
 from embedder.plugins.evaluate.timing import time_each
 from embedder.quantities import agree, plural
 from embedder.redaction import mask
+from embedder.retrieval.queries import SearchOptions
+from embedder.retrieval.rerank import check_reranker
 from embedder.retrieval.store_api import Store, open_store
 from embedder.retrieval.store_follower import FollowingStore
+from embedder.steps.stage_contract import Stage
 from embedder.storage.atomic_write import atomic_write
 from embedder.storage.printable import printable
 from embedder.store.tables.models import check_has_vectors
@@ -67,12 +72,18 @@ class EvaluationOptions:
         k: a depth to report, besides 1, 5 and 10.
         group: column to split by, of the file or of the embeddings table.
         num_queries: most queries; by default all of a file, and 2,000 captions.
+        rerank: first hits of each query that `reranker` scores again, to measure what it brings.
+        reranker: a `Stage` that is set up, as `Store.search` takes it.
+        rerank_timeout_s: seconds that it has for a query.
     """
 
     queries: str | None = None
     k: int = 10
     group: str | None = None
     num_queries: int | None = None
+    rerank: int | None = None
+    reranker: Stage | None = None
+    rerank_timeout_s: float = SearchOptions().rerank_timeout_s
 
     @property
     def ks(self) -> list[int]:
@@ -125,6 +136,8 @@ def evaluate(
     check_has_vectors(store.files, store.current)
     if store.info.searched == "text":
         raise StoreError(ONE_TOWER.format(address=store.files.address, side="vision"))
+    if options.reranker is not None or options.rerank is not None:
+        check_reranker(options.reranker, options.rerank)
     file = None if options.queries is None else read_query_file(options.queries, options.group)
     LOG.info("reading ids and queries")
     images = ImageTable(RecordTable(store.files, "embeddings", store.current.embeddings))
@@ -173,6 +186,7 @@ def _report(store: Store, options: EvaluationOptions, found: _SearchedQueries) -
             r_at=recalls(exact.ranks, options.ks), mrr=mean_reciprocal_rank(exact.ranks), ndcg_at_10=_ndcg(found)
         ),
         index=None if answers is None else index_figures(answers, exact, query_set.vectors, options.ks),
+        rerank=_rerank_figures(store, options, query_set),
         encoding=encoding,
         groups=_group_figures(found, options.ks),
         hard=_hard(query_set.texts, exact.ranks),
@@ -182,6 +196,15 @@ def _report(store: Store, options: EvaluationOptions, found: _SearchedQueries) -
             *failure,
         ],
     )
+
+
+def _rerank_figures(store: Store, options: EvaluationOptions, query_set: QuerySet) -> RerankFigures | None:
+    """Figures of the re-ranker; None without one."""
+    if options.reranker is None or options.rerank is None:
+        return None
+    LOG.info(f"scoring the first {options.rerank} hits of {plural(len(query_set.texts), 'query', 'queries')} again")
+    wanted = SearchOptions(k=options.rerank, rerank=options.rerank, rerank_timeout_s=options.rerank_timeout_s)
+    return measure_reranker(store, options.reranker, wanted, query_set, options.ks)
 
 
 def _group_figures(found: _SearchedQueries, ks: list[int]) -> list[GroupFigures]:

@@ -9,12 +9,13 @@ from rich.table import Table
 
 from embedder.cli.options import AllowStoreCode, PublishedBy, ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
+from embedder.cli.search_command import RerankOptions
 from embedder.errors import ConfigError
 from embedder.quantities import MIB, plural
 from embedder.storage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
-    from embedder.plugins.evaluate.evaluate_report import ConfidenceInterval, Evaluation, IndexFigures
+    from embedder.plugins.evaluate.evaluate_report import ConfidenceInterval, Evaluation, IndexFigures, RerankFigures
 
 FILE_HELP = "Parquet, CSV or JSON Lines with the columns query and item_id; by default, the store's captions."
 GROUP_HELP = "Column to split the figures by, of FILE or of the embeddings table."
@@ -31,6 +32,8 @@ def evaluate(
     k: Annotated[int, typer.Option("-k", min=1, help="A depth to report, beside 1, 5 and 10.")] = 10,
     group: Annotated[str | None, typer.Option(metavar="COLUMN", help=GROUP_HELP)] = None,
     num_queries: Annotated[int | None, typer.Option(min=1, help=NUM_HELP)] = None,
+    *,
+    rerank: RerankOptions,
     out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and recall_latency.png.")] = None,
     version: PublishedBy = None,
     model: SearchedModel = None,
@@ -42,7 +45,9 @@ def evaluate(
     from embedder.plugins.evaluate.evaluate import EvaluationOptions, evaluate_tracked
     from embedder.retrieval.store_api import open_store
 
-    options = EvaluationOptions(queries=queries, k=k, group=group, num_queries=num_queries)
+    options = EvaluationOptions(
+        queries, k, group, num_queries, rerank.rerank, rerank.load(), rerank_timeout_s=rerank.rerank_timeout_s
+    )
     opened = open_store(
         run.required_store,
         model=model or run.main_model,
@@ -89,6 +94,8 @@ def evaluation_parts(found: "Evaluation") -> list[RenderableType]:
             parts.append(f"and {plural(len(found.groups) - MAX_GROUPS_SHOWN, 'smaller group')}: see --json or --out")
     if found.index is not None:
         parts += ["", _speed(found.index), *_curve(found.index)]
+    if found.rerank is not None:
+        parts += ["", _rerank(found.rerank)]
     if found.hard:
         rows = [(each.query, f"{each.rank:,}") for each in found.hard[:MAX_HARD_SHOWN]]
         parts += ["", new_table("hard queries", "place of the right image", left=("hard queries",), rows=rows)]
@@ -112,6 +119,18 @@ def _quality(found: "Evaluation") -> Table:
         table.add_row(f"through index {index.number}", *(_estimate(index.r_at[k]) for k in ks), "")
         cells = (_estimate(index.recall_at[k]) if k in index.recall_at else "" for k in ks)
         table.add_row("recall@k, index / exact", *cells, "")
+    return table
+
+
+def _rerank(found: "RerankFigures") -> Table:
+    ks = list(found.r_at)
+    late = f", {found.num_late:,} late" if found.num_late else ""
+    table = _figure_table(
+        f"re-ranker of {found.num_hits} hits{late}", *(f"R@{k}" for k in ks), "MRR", "p50, s", "p99, s"
+    )
+    table.add_row("before", *(_estimate(found.r_at_before[k]) for k in ks), _estimate(found.mrr_before), "", "")
+    seconds = (f"{each / 1e3:.3f}" for each in (found.seconds.p50_ms, found.seconds.p99_ms))
+    table.add_row("after", *(_estimate(found.r_at[k]) for k in ks), _estimate(found.mrr), *seconds)
     return table
 
 

@@ -32,5 +32,9 @@ def list_figures(found: Evaluation) -> Iterator[tuple[str, float]]:
         yield "index/p50_ms", index.one_thread.p50_ms
         yield "index/p99_ms", index.one_thread.p99_ms
         yield "index/resident_bytes", index.resident_bytes
+    if (rerank := found.rerank) is not None:
+        yield from ((f"rerank/r_at_{k}", figure.value) for k, figure in rerank.r_at.items())
+        yield "rerank/mrr", rerank.mrr.value
+        yield "rerank/p50_ms", rerank.seconds.p50_ms
     yield "num_queries", found.queries.num_queries
     yield "num_items", found.num_items

@@ -53,6 +53,20 @@ class ModelFigures(ReportSection):
     )
 
 
+class RerankFigures(ReportSection):
+    """What a re-ranker brings, over the same first hits of each query; what is beyond them counts as not found."""
+
+    num_hits: int = Field(description="first hits of a query that it scored again")
+    timeout_s: float = Field(description="seconds that it had for a query")
+    num_queries: int
+    num_late: int = Field(description="queries that it had no time for: they count in their first order")
+    r_at_before: dict[int, ConfidenceInterval] = Field(description="R@k of the first order, as searches answer it")
+    r_at: dict[int, ConfidenceInterval] = Field(description="R@k of its order")
+    mrr_before: ConfidenceInterval
+    mrr: ConfidenceInterval
+    seconds: Latency = Field(description="of a query, with its search, its images and its scores")
+
+
 class CurvePoint(ReportSection):
     """One search setting of the index, measured."""
 
@@ -114,6 +128,7 @@ class Evaluation(ReportSection):
     queries: QueryFigures
     model: ModelFigures
     index: IndexFigures | None = Field(description="none where the store has none: then search is exact")
+    rerank: RerankFigures | None = Field(None, description="none where it was evaluated without a re-ranker")
     encoding: Latency | None = Field(description="of one text, apart from search; none where it could not be timed")
     groups: list[GroupFigures]
     hard: list[HardQuery] = Field(

@@ -118,6 +118,8 @@ class SearchRequest(Strict):
     text_weight: float = _option("text_weight")
     not_weight: float = _option("not_weight")
     instruction: str | None = _option("instruction", max_length=MAX_TEXT_CHARACTERS)
+    rerank: int | None = _option("rerank", le=MAX_K)
+    rerank_timeout_s: float = _option("rerank_timeout_s")
     cursor: str | None = Field(
         None, max_length=MAX_CURSOR_CHARACTERS, description="of the answer before, to go on from its last hit"
     )
@@ -158,6 +160,8 @@ class EmbedRequest(Strict):
             raise ValueError("exactly one of texts and images")
         if self.instruction is not None and self.texts is None:
             raise ValueError("; ".join(INSTRUCTION_RULE))
+        if self.instruction is not None and not self.instruction.strip():
+            raise ValueError("the instruction is not empty; write one, or leave it out")
         if any(each.num_given != 1 for each in self.images or ()):
             raise ValueError("each image has exactly one of image and upload")
         return self
@@ -210,6 +214,7 @@ class HitAnswer(BaseModel):
     rank_score: float | None
     words_rank: int | None
     vector_rank: int | None
+    rerank_score: float | None = Field(description="of the re-ranker, which orders the hits that it scored")
     probability: float | None
     modality: str
     uri: str | None = Field(description="null unless the server shows them")
@@ -234,7 +239,9 @@ class QueryAnswer(BaseModel):
     hits: list[HitAnswer]
     cursor: str | None = Field(description="sent with the same query, it asks for the hits that follow")
     note: str = Field(description="reason where there are no hits")
-    warnings: list[str] = Field(description="why the hits may not be what was asked for: no word of it is known")
+    warnings: list[str] = Field(
+        description="why the hits may not be what was asked for: no word of it is known, or the re-ranker was too slow"
+    )
 
 
 class SearchAnswer(BaseModel):

@@ -136,8 +136,7 @@ def _rejects(publication: ServedPublication, start: int, k: int) -> bytes:
 
 
 def _describe(service: Service, publication: ServedPublication) -> dict[str, Any]:
-    store, settings = publication.store, service.settings
-    error = service.publications.last_error
+    store, settings, error = publication.store, service.settings, service.publications.last_error
     return {
         "name": service.publications.address,
         "publication": publication.run_id,
@@ -169,6 +168,7 @@ def _describe(service: Service, publication: ServedPublication) -> dict[str, Any
             "k": MAX_K,
             "queries": MAX_QUERIES,
             "depth": settings.max_depth,
+            "rerank": service.reranker.num_hits,
             "text_characters": MAX_TEXT_CHARACTERS,
             "body_bytes": settings.max_body_bytes,
             "upload_bytes": settings.max_upload_bytes,

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message
 from embedder.errors import RunFailedError
 from embedder.executors.interrupts import handling
 from embedder.executors.ray_session import start_ray
+from embedder.plugins.serve.hit_reranker import whole_address
 from embedder.plugins.serve.serve_settings import ServeSettings
 from embedder.plugins.serve.web_app import create_app
 from embedder.store.files import StoreFiles
@@ -126,7 +127,8 @@ def serve_on_ray(
 
     files = StoreFiles(settings.store)
     read_published(files)  # before Ray starts, whose replicas would retry forever
-    settings = settings.model_copy(update={"store": files.address})  # replicas run in other folders
+    reranker = None if settings.reranker is None else whole_address(settings.reranker)
+    settings = settings.model_copy(update={"store": files.address, "reranker": reranker})  # they run in other folders
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stopped = Event()
     start_ray(address)

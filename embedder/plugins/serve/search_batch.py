@@ -62,16 +62,21 @@ class Asked:
         return count_seen(self.seen) + (self.options.k if self.options is not None else 0)
 
     @property
+    def search_depth(self) -> int:
+        """Number of hits that are found, of which a re-ranker chooses those of this page."""
+        return max(self.depth, (self.options.rerank or 0) if self.options is not None else 0)
+
+    @property
     def takes_long(self) -> bool:
         """Whether the search takes several times as long as usual: also by words, folded, or deep."""
         options = self.options
         if options is None:
             return False
-        return options.hybrid or options.fold is not None or self.depth > USUAL_DEPTH
+        return options.hybrid or options.fold is not None or self.search_depth > USUAL_DEPTH
 
 
-Answer = Floats | bytes
-"""Vector of a text, or the JSON of a query's hits."""
+Answer = Floats | bytes | Hits
+"""Vector of a text, the JSON of a query's hits, or those that a re-ranker has yet to order."""
 
 
 class BatchSearcher:
@@ -90,7 +95,7 @@ class BatchSearcher:
             if asked.options is None:
                 answers[number] = vectors.get(number, answers[number])
             elif number in vectors:
-                options = replace(asked.options, k=asked.depth)
+                options = replace(asked.options, k=asked.search_depth)
                 groups[id(asked.publication), options, asked.text is None, asked.profile].append(number)
         for (_, options, *_), numbers in groups.items():
             found = compute_together(
@@ -120,7 +125,7 @@ class BatchSearcher:
                     vectors[number] = vector
         return vectors
 
-    def _search(self, group: Sequence[tuple[Asked, Floats]], options: SearchOptions) -> list[bytes]:
+    def _search(self, group: Sequence[tuple[Asked, Floats]], options: SearchOptions) -> Sequence[bytes | Hits]:
         """Search for queries of one kind with the same options in one publication."""
         first = group[0][0]
         is_text = first.text is not None
@@ -133,7 +138,9 @@ class BatchSearcher:
             away=[asked.away for asked, _ in group],
         )
         self._metrics.search_seconds.observe(time.perf_counter() - began)
-        return [_page(asked, hits) for (asked, _), hits in zip(group, found, strict=True)]
+        if options.rerank:
+            return found
+        return [page_of(asked, hits) for (asked, _), hits in zip(group, found, strict=True)]
 
 
 def compute_together(
@@ -153,7 +160,7 @@ def compute_together(
     return [made for each in given for made in compute_together(compute, [each])]
 
 
-def _page(asked: Asked, hits: Hits) -> bytes:
+def page_of(asked: Asked, hits: Hits) -> bytes:
     """JSON of one page of hits: query, hits, cursor, note and warnings."""
     options = asked.options
     if options is None:
@@ -175,12 +182,13 @@ def _page(asked: Asked, hits: Hits) -> bytes:
     goes_on = len(new) == options.k and asked.depth < asked.max_depth
     cursor = make_cursor(Cursor(asked.publication.version, asked.digest, asked.seen + names)) if goes_on else None
     texts = [*([] if asked.text is None else [asked.text]), *asked.not_texts]
+    lines = [store.encoder.warning(text, options.instruction) for text in texts]
     answer = {
         "query": asked.shown,
         "hits": shown,
         "cursor": cursor,
         "note": hits.note,
-        "warnings": [line for text in texts if (line := store.encoder.warning(text, options.instruction)) is not None],
+        "warnings": [*(line for line in lines if line is not None), *hits.warnings],
     }
     return to_json(answer, inf_nan_mode="null", bytes_mode="base64")
 
@@ -203,6 +211,7 @@ def as_answer(
         "rank_score": hit.rank_score,
         "words_rank": hit.words_rank,
         "vector_rank": hit.vector_rank,
+        "rerank_score": hit.rerank_score,
         "probability": probability,
         "modality": hit.modality,
         "uri": shown_uri(hit.uri) if show_uris else None,

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -31,11 +32,12 @@ from embedder.plugins.serve.query_parts import (
     image_content,
     read_content,
 )
-from embedder.plugins.serve.search_batch import Asked
+from embedder.plugins.serve.search_batch import Asked, page_of
 from embedder.plugins.serve.serve_errors import RequestError, invalid, mistake
 from embedder.plugins.serve.served_publication import ServedPublication
 from embedder.plugins.serve.service import Service
-from embedder.retrieval.queries import HYBRID_RULE, INSTRUCTION_RULE, SearchOptions
+from embedder.retrieval.hits import Hits
+from embedder.retrieval.queries import DEFAULT_OPTIONS, HYBRID_RULE, INSTRUCTION_RULE, SearchOptions
 
 router = APIRouter(tags=["search"])
 
@@ -194,6 +196,7 @@ async def _page(
 ) -> bytes:
     """JSON of the hits of one query (`schema.QueryAnswer`), from the cache or computed."""
     _require_text(query, where, options)
+    options = service.reranker.limit_options(options, query, where)
     content = read_content(query, where, uploads, service)
     digest = query_digest(content.identity, options, *filter(None, (publication.store.model, sort)))
     if cursor is not None:
@@ -213,23 +216,28 @@ async def _page(
         sort=sort,
     )
 
-    def ask() -> asyncio.Future[bytes]:
-        if content.is_text:
-            return service.submit(asked)
-        return asyncio.ensure_future(_ask_by_vector(service, encoder, content, options, asked))
-
     # The answer repeats the query: the same text with other spaces around it, or an upload of another name.
     key = (publication.serial, digest, query_digest(asked.seen), to_json(asked.shown))
+
+    def ask() -> asyncio.Future[bytes]:
+        return asyncio.ensure_future(_ask_in_steps(service, encoder, content, asked, key))
+
     return await service.answers.get(key, ask)
 
 
-async def _ask_by_vector(
-    service: Service, encoder: PartEncoder, content: QueryContent, options: SearchOptions, asked: Asked
+async def _ask_in_steps(
+    service: Service, encoder: PartEncoder, content: QueryContent, asked: Asked, key: Hashable
 ) -> bytes:
-    """Encode the parts of a query, then search."""
-    vector, away = await encoder.vectors(content, options)
-    page: bytes = await service.submit(replace(asked, vector=vector, away=away))
-    return page
+    """Encode the parts of a query, search, and score the first hits again; what that had no time for is not kept."""
+    if not content.is_text:
+        vector, away = await encoder.vectors(content, asked.options or DEFAULT_OPTIONS)
+        asked = replace(asked, vector=vector, away=away)
+    found: bytes | Hits = await service.submit(asked)
+    if isinstance(found, bytes):
+        return found
+    if not await service.reranker.order(asked, found):
+        service.answers.forget(key)
+    return await service.lookups.run(page_of, asked, found)
 
 
 def _require_text(query: Query, where: str, options: SearchOptions) -> None:

@@ -49,11 +49,14 @@ class HttpOptions:
         typer.Option("--limit", metavar="NAME=VALUE", help="Set any limit, as rate_per_s=20; repeatable."),
     ] = None
 
-    def settings(self, served: dict[str, Any]) -> "ServeSettings":
-        """Return the settings for what is `served`; options override `--limit`. ConfigError if one breaks a rule."""
+    def settings(self, served: dict[str, Any], configured: dict[str, Any]) -> "ServeSettings":
+        """Return the settings for what is `served`; options override `--limit`, which overrides what is configured.
+
+        ConfigError if one breaks a rule.
+        """
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("no_auth", "limits")}
         given = {name: value for name, value in (served | own).items() if value is not None}
-        settings = _settings(_limits(self.limits or ()), given)
+        settings = _settings(configured | _limits(self.limits or ()), given)
         _check_open(settings, no_auth=self.no_auth)
         return settings
 
@@ -85,7 +88,7 @@ def serve(
         "servables": run.model_sections,
         "allow_store_code": allow_store_code,
     }
-    settings = http.settings(served)
+    settings = http.settings(served, run.serve.given)
     require("serve", "embedder serve")
     if ray.on_ray:
         require("ray-serve", "embedder serve --ray")

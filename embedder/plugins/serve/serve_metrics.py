@@ -35,6 +35,9 @@ class Metrics:
         self.search_seconds = Histogram(
             "embedder_search_seconds", "Time to search for queries of a batch", buckets=SECONDS, registry=registry
         )
+        self.rerank_seconds = Histogram(
+            "embedder_rerank_seconds", "Time to score a query's first hits again", buckets=SECONDS, registry=registry
+        )
         self.thumbnail_seconds = Histogram(
             "embedder_thumbnail_seconds", "Time to make a thumbnail", buckets=SECONDS, registry=registry
         )

@@ -34,6 +34,13 @@ class ServeSettings(BaseModel):
         1, ge=1, description="batches computed at the same time, each on all cores; as many of long searches"
     )
     answer_cache_bytes: int = Field(64 << 20, ge=0, description="answers that are kept until the next publication")
+    reranker: str | None = Field(
+        None, description="model folder of a re-ranker, loaded at the start, that scores the first hits of texts again"
+    )
+    rerank: int = Field(50, ge=1, le=1000, description="first hits that it scores, at most, and unless fewer are asked")
+    rerank_timeout_s: float = Field(
+        5.0, gt=0, description="seconds that a search waits for it; then its hits come in their first order"
+    )
     max_depth: int = Field(10_000, ge=1, le=100_000, description="hits of one query that cursors reach")
     cache_dir: Path | None = Field(None, description="folder of thumbnails; by default in the user's cache")
     cache_bytes: int = Field(1 << 30, ge=0, description="bytes of thumbnails on disk")

@@ -11,6 +11,7 @@ from typing import Any
 
 from embedder.errors import USER_MISTAKES
 from embedder.media.limits import DecodeLimits
+from embedder.plugins.serve.hit_reranker import HitReranker
 from embedder.plugins.serve.micro_batcher import BusyError, MicroBatcher
 from embedder.plugins.serve.publications import Publications
 from embedder.plugins.serve.search_batch import Answer, Asked, BatchSearcher
@@ -53,6 +54,10 @@ class AnswerCache:
             self._hits.inc()
         return await asyncio.shield(coming)
 
+    def forget(self, key: Hashable) -> None:
+        """Don't remember an answer that is being computed."""
+        self._coming.pop(key, None)
+
     def clear(self) -> None:
         """Forget all answers, and what is being computed."""
         self._generation += 1
@@ -62,9 +67,9 @@ class AnswerCache:
 
     def _keep(self, key: Hashable, done: "asyncio.Future[bytes]", generation: int) -> None:
         failed = done.cancelled() or done.exception() is not None
-        if generation != self._generation:  # forgotten in the meantime
+        if generation != self._generation or self._coming.get(key) is not done:  # forgotten in the meantime
             return
-        self._coming.pop(key, None)
+        del self._coming[key]
         if failed:
             return
         self._known[key] = done.result()
@@ -83,8 +88,12 @@ class Service:
     """
 
     def __init__(self, settings: ServeSettings) -> None:
-        """Open the store; StoreError if there is no store, or nothing is published yet."""
+        """Open the store; StoreError if there is no store, or nothing is published yet.
+
+        ConfigError or ModelError if the re-ranker can't be loaded.
+        """
         self.settings, self.metrics = settings, Metrics()
+        self.reranker = HitReranker(settings, self.metrics)
         self.started = time.monotonic()
         self.is_ready = False
         self._loop = asyncio.get_running_loop()
@@ -197,7 +206,15 @@ class Service:
 
     def _close(self) -> None:
         self.publications.close()
-        for threads in (self.conditions, self.lookups, self.versions, self.clips, self.uploads, self._decoders):
+        for threads in (
+            self.reranker,
+            self.conditions,
+            self.lookups,
+            self.versions,
+            self.clips,
+            self.uploads,
+            self._decoders,
+        ):
             threads.close()
         self._workers.shutdown()
 

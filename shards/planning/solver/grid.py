@@ -150,7 +150,8 @@ def _workspace(
     if not problem.config.is_one_tower:
         return images, captions
     runs_texts = vision.sums([float(len(spec.text)) for spec in _layer_specs(problem)]) > 0
-    held: Floats = np.maximum(images, of_captions * runs_texts)
+    join = np.add if problem.config.preprocess.joins_captions else np.maximum
+    held: Floats = join(images, of_captions * runs_texts)
     return held, captions
 
 

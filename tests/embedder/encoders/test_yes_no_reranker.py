@@ -8,9 +8,9 @@ import pytest
 import samples
 import torch
 from command_runs import run_here
-from picture_decoders import make_config, make_processor, save_checkpoint
+from picture_decoders import save_checkpoint, save_reranker
 from PIL import Image
-from tower_checks import check_every_cut, check_refused, randomise
+from tower_checks import check_every_cut, check_refused
 from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
 import embedder
@@ -27,15 +27,7 @@ SIZES = [(64, 64), (512, 512), (90, 40), (33, 150)]
 @pytest.fixture(scope="module", params=[False, True], ids=["own table of logits", "tied"])
 def checkpoint(request, tmp_path_factory):
     """A random small checkpoint whose tokeniser knows both answers."""
-    folder = tmp_path_factory.mktemp("reranker") / "checkpoint"
-    processor = make_processor()
-    processor.tokenizer.add_tokens(["yes", "no"])
-    torch.manual_seed(5)
-    config = make_config(processor.tokenizer)
-    config.tie_word_embeddings = config.text_config.tie_word_embeddings = request.param
-    randomise(Qwen3VLForConditionalGeneration(config)).save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
+    return save_reranker(tmp_path_factory.mktemp("reranker") / "checkpoint", is_tied=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +111,22 @@ def test_a_search_is_ordered_by_it(model, library, make_run, tmp_path):
     assert (ended.code, "--rerank N and --reranker DIR go together" in ended.stderr) == (2, True)
 
 
+def test_its_folder_is_described(model):
+    ended = run_here("model", "info", model)
+    assert "a re-ranker: it scores the hits of `embedder search --rerank 50" in " ".join(ended.stdout.split())
+    found = run_here("model", "info", model, "--json").found["import"]
+    uses = {each["file"]: each["use"] for each in found["files"]}
+    assert uses["config.json"] == uses["model.safetensors"] == "read"
+
+
 def test_what_is_no_reranker_is_refused(tiny_model, model, make_run, tmp_path):
     with pytest.raises(ConfigError, match="it is a re-ranker, which scores hits and embeds nothing"):
         embedder.embed(make_run(samples.folder(tmp_path / "in", num_clips=0), model=model))
     with pytest.raises(ConfigError, match="it is no re-ranker; give a folder of `embedder model import --reranker`"):
         embedder.YesNoReranker(str(tiny_model))
+    for settings in ("dimensions=1", "item_instruction=x", "query_instruction=x"):
+        with pytest.raises(ConfigError, match="a re-ranker makes no vectors and takes no settings; give"):
+            embedder.YesNoReranker(f"{model}#{settings}")
     with pytest.raises(ConfigError, match="the query fills the 4,096 tokens"):
         embedder.YesNoReranker(model).load().process(batch_of(["long " * 4000], [None], ["x"]))
     without = save_checkpoint(tmp_path / "without")

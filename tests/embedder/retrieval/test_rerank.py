@@ -11,6 +11,7 @@ import embedder
 from embedder import Stage, embed, load_config
 from embedder.errors import ConfigError
 from embedder.retrieval.hit import Hit
+from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.rerank import rerank_hits
 
 
@@ -151,7 +152,7 @@ def test_a_stage_may_take_pictures_in_their_proportions(store) -> None:
 @pytest.mark.parametrize("late_after", [0, 1, 3])
 def test_a_picture_that_comes_late_ends_it(late_after) -> None:
     """Neither a picture nor a batch is begun after the time; what was scored before is left in its first order."""
-    clock = iter([0.0, *[0.5] * late_after, *[9.0] * 20])
+    clock = iter([*[0.5] * late_after, *[9.0] * 20])
     hits = [Hit(1 - place / 10, str(place), 0, "image", "", None, None, None, {}) for place in range(4)]
     taken = []
 
@@ -160,9 +161,9 @@ def test_a_picture_that_comes_late_ends_it(late_after) -> None:
             taken.append(place)
             yield np.zeros((4, 4, 3), np.uint8)
 
-    stage = Slow()
+    stage, options = Slow(), SearchOptions(rerank=4, rerank_timeout_s=5.0)
     found = list(hits)
-    late = rerank_hits(found, "x", stage, 4, pixels(), 5.0, lambda: next(clock))
+    late = rerank_hits(found, "x", stage, options, pixels(), 0.0, lambda: next(clock))
     assert found == hits
     assert late is not None
     assert late.startswith(f"the re-ranker had scored {2 * (late_after // 3)} of 4 first hits after 5 s")

@@ -19,6 +19,7 @@
  * @property {Record<string, any>} carryover
  * @property {number|null} words_rank
  * @property {number|null} vector_rank
+ * @property {number|null} rerank_score
  * @property {"changed"|"removed"|null} since what became of it since an earlier publication
  * @typedef {{version: string, publication: string, model: string, took_ms: number,
  *   answers: {hits: Hit[], cursor: string|null, note: string, warnings: string[]}[]}} Answer

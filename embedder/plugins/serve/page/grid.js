@@ -100,7 +100,8 @@ export class Grid {
     const name = hit.caption || baseName(hit.item_id);
     const image = h("img", { alt: "", decoding: "async" });
     const mark = h("span", { class: "mark", hidden: true });
-    const score = hit.probability === null ? hit.score?.toFixed(2) : `${Math.round(hit.probability * 100)} %`;
+    const first = hit.probability === null ? hit.score?.toFixed(2) : `${Math.round(hit.probability * 100)} %`;
+    const score = first && hit.rerank_score !== null ? `${hit.rerank_score.toFixed(2)}, first ${first}` : first;
     const badges = [
       hit.since ? h("span", { class: "badge" }, `${hit.since} since`) : null,
       hit.start_s === null ? null : h("span", { class: "badge" }, icon("play"), clock(hit.start_s)),
@@ -294,7 +295,13 @@ export class Grid {
 }
 
 /** Says why a search found a hit. @param {Hit} hit */
-export function why({ score, rank_score: fused, words_rank: words, vector_rank: vector }) {
+export function why({ rerank_score: second, ...hit }) {
+  const first = whyFound(hit);
+  return first && second !== null ? `Scored ${second.toFixed(3)} by the re-ranker. ${first}` : first;
+}
+
+/** @param {Omit<Hit, "rerank_score">} hit */
+function whyFound({ score, rank_score: fused, words_rank: words, vector_rank: vector }) {
   if (score === null) return "";
   const cosine = `a likeness of ${score.toFixed(3)}`;
   if (fused === null) return `Found by what it shows, with ${cosine}`;

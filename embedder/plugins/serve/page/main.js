@@ -82,13 +82,14 @@ function requestOf(state) {
     hybrid: isByWords,
     fold,
     min_score: least,
-    ...(words && instruction && !model ? { instruction } : {}),
+    ...(words && instruction && ownInstruction && !model ? { instruction } : {}),
     sort: sort || null,
   };
 }
 
 function show() {
   const state = now();
+  if (state.instruction && !served) return undefined; // until it is known whether the model takes one
   const image = state.image ? imageOf(state.image) : null;
   const isAsked = hasQuery(state) || hasFilters(state) || Boolean(state.sort);
   const isSearch = !state.page && isAsked && !(state.image && !image);
@@ -143,10 +144,12 @@ function showOptions() {
   showInstruction();
 }
 
-/** Shows the field of the instruction, where the model takes one and there are words that it could stand before. */
+/** Shows the field of the instruction, where the model takes one; that of a link to one that takes none is not used. */
 function showInstruction() {
-  const { q, model, instruction } = now();
-  find("#instruction-field").hidden = !(ownInstruction && q.trim() && !model);
+  const { model, instruction } = now();
+  find("#instruction-field").hidden = Boolean(model) || !(ownInstruction || instruction);
+  find("#instruction").disabled = !ownInstruction;
+  find("#instruction").title = ownInstruction ? "" : "This model takes no instruction";
   find("#instruction").placeholder = ownInstruction;
   find("#instruction").value = instruction;
 }
@@ -214,7 +217,9 @@ async function follow() {
   if (served && version !== served) {
     showBanner("publication", "The archive has been published anew.", { label: "Show it", run: refresh });
   }
+  const isFirst = !served;
   served ||= version;
+  if (isFirst && now().instruction) show();
 }
 
 /** Searches anew in what is published now. */

@@ -2,6 +2,8 @@
 
 import json
 import re
+from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +22,7 @@ from embedder.plugins.evaluate.evaluate import EvaluationOptions, evaluate, eval
 from embedder.plugins.evaluate.evaluate_command import evaluation_parts, save_evaluation
 from embedder.plugins.evaluate.evaluate_report import Evaluation
 from embedder.retrieval.store_api import Store
+from embedder.steps.stage_contract import Stage
 from index.index_errors import RetrievalError
 
 NUM = 40
@@ -307,3 +310,43 @@ def test_an_index_of_another_model_is_refused(make_store):
     store.info = store.info.model_copy(update={"model_fingerprint": "another"})
     with pytest.raises(RetrievalError, match="another"):
         run(store)
+
+
+class Nearest(Stage):
+    """Re-ranker that knows the numbers in captions; with `worst` it puts the right one last."""
+
+    columns_in = ("query", "item_id")
+    columns_out: ClassVar = {"score": "float32"}
+
+    def __init__(self, factor=1.0):
+        self.factor = factor
+
+    def process(self, rows):
+        pairs = zip(rows["query"].to_pylist(), rows["item_id"].to_pylist(), strict=True)
+        return {"score": [-self.factor * abs(int(query.split()[1]) - int(name[:3])) for query, name in pairs]}
+
+
+def test_a_reranker_is_measured_before_and_after(make_store):
+    """All captions lie at one end: the first order has each picture at its number, the re-ranker each of its first."""
+    store = make_store(pictures(text_embedding=lambda number: on_arc(0)))
+    store.encode_text = lambda texts, instruction=None: np.array([on_arc(0) for _ in texts], np.float32)
+    vars(store)["encoder"] = SimpleNamespace(
+        warning=lambda *_: None, probability=lambda _: None, describe_cut=lambda _: None
+    )
+    found = run(store, rerank=10, reranker=Nearest()).rerank
+    assert (found.num_hits, found.num_queries, found.num_late) == (10, NUM, 0)
+    assert values(found.r_at_before) == {k: k / NUM for k in (1, 5, 10)}
+    assert values(found.r_at) == dict.fromkeys((1, 5, 10), 10 / NUM)
+    assert found.mrr_before.value == pytest.approx(sum(1 / rank for rank in range(1, 11)) / NUM)
+    assert found.mrr.value == pytest.approx(10 / NUM)
+    assert found.seconds.num_queries == NUM and 0 < found.seconds.p50_ms <= found.seconds.p99_ms
+    worse = run(store, rerank=10, reranker=Nearest(-1.0)).rerank
+    assert values(worse.r_at)[1] == 0 and values(worse.r_at_before) == values(found.r_at_before)
+    late = run(store, rerank=10, reranker=Nearest(), rerank_timeout_s=1e-9)
+    assert late.rerank.num_late == NUM
+    assert values(late.rerank.r_at) == values(late.rerank.r_at_before)
+    lines = [str(part.columns[0].header) for part in evaluation_parts(late) if hasattr(part, "columns")]
+    assert f"re-ranker of 10 hits, {NUM} late" in lines
+    assert run(store).rerank is None
+    with pytest.raises(ConfigError, match="rerank and reranker go together"):
+        run(store, rerank=10)

@@ -7,7 +7,7 @@ from running_server import running
 from served import Served, make_instructed_store
 
 import embedder
-from embedder.errors import ConfigError
+from embedder.errors import ArgumentTypeError, ConfigError
 
 OWN, OTHER = "Find pictures.", "two birds"
 TEXT = "a red car"
@@ -92,3 +92,26 @@ def test_what_takes_none_says_so(instructed, server):
     assert "--instruction stands before a text" in ended.stderr
     body = {"images": [{"image": "AAAA"}], "instruction": OTHER}
     assert instructed.post("/embed", body).status == 422
+
+
+@pytest.mark.parametrize("given", ["", "  ", 5, ["x"], "car " * 400])
+def test_an_instruction_that_is_none_or_has_no_room_is_refused(instructed, given):
+    refused = instructed.post("/embed", {"texts": [TEXT], "instruction": given})
+    assert refused.status == 422, refused.body
+    assert refused.error["what"]
+    for ask in (instructed.store.encode_text, lambda texts, each: instructed.store.search(texts, instruction=each)):
+        with pytest.raises((ConfigError, ArgumentTypeError), match="instruction"):
+            ask([TEXT], given)
+    if isinstance(given, str):
+        ended = run_here("search", TEXT, "--instruction", given, "--store", instructed.config.store)
+        assert ended.code == 2
+        assert "instruction" in ended.stderr
+
+
+def test_an_instruction_of_the_model_leaves_room_for_a_query(instructed):
+    address = f"{instructed.config.model}#query_instruction={'car ' * 400}"
+    store = embedder.open_store(instructed.config.store, model=address)
+    with pytest.raises(ConfigError, match="query_instruction: with what stands around it, it fills the 32 tokens"):
+        store.search(TEXT)
+    store = embedder.open_store(instructed.config.store, model=f"{instructed.config.model}#query_instruction={OTHER}")
+    assert scores(store.search(TEXT, k=20)) == scores(instructed.store.search(TEXT, k=20, instruction=OTHER))
