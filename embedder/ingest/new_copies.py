@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from embedder.ingest.diff import NEW
+from embedder.ingest.diff import CHECKED, CONTENT_CHANGED, REJECTED_BEFORE, ROWS_DAMAGED
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.sources.item_ranges import open_item
 from embedder.sources.source_errors import FetchError
@@ -32,6 +32,7 @@ from index.vectors import Rows
 Hashes = NDArray[np.uint64]
 
 NEW_COPIES = pa.schema({"item_id": pa.string(), "content_version": pa.string()})
+NOT_MEANT = (CHECKED, CONTENT_CHANGED, REJECTED_BEFORE, ROWS_DAMAGED)  # a changed one that is rejected keeps its rows
 SEEN_BYTES = 4096  # read of each file that is as large as another; the middle differs where pixels do
 NUM_READERS, ITEMS_AT_ONCE = 16, 512
 _HASH = re.compile(r"[0-9a-f]{32}(-\d+)?")  # as S3 has it, in parts, too; other ETags say nothing of the content
@@ -81,7 +82,7 @@ def _rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
 def _find_groups(to_embed: pa.Table) -> tuple[Rows, Rows]:
     """Return the rows of items that look like others, group by group in their order, and the group of each."""
     is_meant = pc.and_(pc.is_null(to_embed["error_type"]), pc.greater(pc.fill_null(to_embed["size_bytes"], 0), 0))
-    is_meant = pc.and_(is_meant, pc.equal(to_embed["reason"], NEW))  # a changed one that is rejected keeps its rows
+    is_meant = pc.and_not(is_meant, pc.is_in(to_embed["reason"], pa.array(NOT_MEANT)))
     rows = np.flatnonzero(is_meant.to_numpy())
     rows, _ = _find_repeated(rows, to_embed["size_bytes"].take(pa.array(rows)).to_numpy())
     looks = _looks_of(to_embed.select(["uri", "size_bytes", "modified"]).take(pa.array(rows)))

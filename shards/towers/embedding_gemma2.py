@@ -22,9 +22,9 @@ from shards.ranges import LayerRange
 from shards.towers.base import (
     OneTowerImport,
     Part,
-    Place,
     Shape,
     Shapes,
+    TensorPlace,
     TowerFlops,
     attention_flops,
     linear_shapes,
@@ -622,15 +622,15 @@ def _read(theirs: Any, where: Path) -> EmbeddingGemma2Tower | EmbeddingGemma2Tex
     )
 
 
-def _place(name: str, num_layers: int) -> Place | None:
+def _place(name: str, num_layers: int) -> TensorPlace | None:
     """Find rows of the library's one projection for all layers, and what it keeps beside the vision tower."""
     inner = name.removeprefix("vision.embed_vision.")
     if inner != name:
-        return Place("beside", inner)
+        return TensorPlace("beside", inner)
     _, _, number, *rest = [*name.split(".", 3), ""][:4]
     if rest == ["ple_projection.weight"]:
-        return Place("text", "ple.per_layer_model_projection.weight", (int(number), int(number) + 1, num_layers))
-    return Place("text", "ple.per_layer_projection_norm.weight") if rest == ["ple_norm.weight"] else None
+        return TensorPlace("text", "ple.per_layer_model_projection.weight", (int(number), int(number) + 1, num_layers))
+    return TensorPlace("text", "ple.per_layer_projection_norm.weight") if rest == ["ple_norm.weight"] else None
 
 
 ONE_TOWERS = {
