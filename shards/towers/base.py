@@ -116,8 +116,8 @@ class OneTowerImport:
 
     Attributes:
         config_class: name of transformers' configuration class.
-        read: makes the vision tower, with its decoder, from that configuration and the path for messages; raises a
-            ModelError for what can't be built.
+        read: makes the vision tower, with its decoder, or the text tower of a checkpoint without a vision part, from
+            that configuration and the path for messages; raises a ModelError for what can't be built.
         prefixes: by side, what begins the checkpoint's names of a tower's tensors, behind `model.` if there is that.
         ignored: name prefixes of tensors that an encoder doesn't need.
         older: as `prefixes`, but of whole names, for checkpoints of older releases; empty if there is no other form.
