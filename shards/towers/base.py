@@ -102,7 +102,7 @@ class TowerImport:
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointPlace:
     """Where a checkpoint has one of our tensors: key of a prefix, the name behind it, and rows as in `TowerImport`."""
 
     prefix: str
@@ -132,14 +132,14 @@ class OneTowerImport:
     prefixes: Mapping[str, str]
     ignored: tuple[str, ...] = ()
     older: Mapping[str, str] = field(default_factory=dict)
-    place: Callable[[str, int], Place | None] | None = None
+    place: Callable[[str, int], CheckpointPlace | None] | None = None
     is_chat: bool = True
 
-    def place_of(self, name: str, num_layers: int) -> Place:
+    def place_of(self, name: str, num_layers: int) -> CheckpointPlace:
         """Return the place of one of our tensors; arguments as for `place`."""
         side, _, inner = name.partition(".")
         found = None if self.place is None else self.place(name, num_layers)
-        return found or Place(side, inner)
+        return found or CheckpointPlace(side, inner)
 
     def prefixes_in(self, names: Collection[str]) -> dict[str, str]:
         """Return by side what begins the names of a tower's tensors in a checkpoint with these names."""
