@@ -118,7 +118,8 @@ def _read_config(
 ) -> ModelConfig:
     """Make the configuration; `is_complete` says whether the folder must have an image processor."""
     path, tower = folder / CONFIG_FILE, _read_tower(folder)
-    vision, text = (None, tower) if isinstance(tower, TextTower) else (tower, tower.shared_decoder)
+    vision = None if isinstance(tower, TextTower) else tower
+    text: TextTower = tower if isinstance(tower, TextTower) else tower.shared_decoder  # type: ignore[assignment]
     _check_modules(find_sentence_model(folder), text)
     ids = {} if conversation is None else {f"ids_{key}": getattr(conversation, key) for key in _PARTS}
     limit = max_caption_tokens(folder, text)

@@ -102,7 +102,7 @@ class TowerImport:
 
 
 @dataclass(frozen=True)
-class TensorPlace:
+class CheckpointPlace:
     """Where a checkpoint has one of our tensors: key of a prefix, the name behind it, and rows as in `TowerImport`."""
 
     prefix: str
@@ -116,8 +116,8 @@ class OneTowerImport:
 
     Attributes:
         config_class: name of transformers' configuration class.
-        read: makes the vision tower, with its decoder, from that configuration and the path for messages; raises a
-            ModelError for what can't be built.
+        read: makes the vision tower, with its decoder, or the text tower of a checkpoint without a vision part, from
+            that configuration and the path for messages; raises a ModelError for what can't be built.
         prefixes: by side, what begins the checkpoint's names of a tower's tensors, behind `model.` if there is that.
         ignored: name prefixes of tensors that an encoder doesn't need.
         older: as `prefixes`, but of whole names, for checkpoints of older releases; empty if there is no other form.
@@ -132,14 +132,14 @@ class OneTowerImport:
     prefixes: Mapping[str, str]
     ignored: tuple[str, ...] = ()
     older: Mapping[str, str] = field(default_factory=dict)
-    place: Callable[[str, int], TensorPlace | None] | None = None
+    place: Callable[[str, int], CheckpointTensorPlace | None] | None = None
     is_chat: bool = True
 
-    def place_of(self, name: str, num_layers: int) -> TensorPlace:
+    def place_of(self, name: str, num_layers: int) -> CheckpointPlace:
         """Return the place of one of our tensors; arguments as for `place`."""
         side, _, inner = name.partition(".")
         found = None if self.place is None else self.place(name, num_layers)
-        return found or TensorPlace(side, inner)
+        return found or CheckpointPlace(side, inner)
 
     def prefixes_in(self, names: Collection[str]) -> dict[str, str]:
         """Return by side what begins the names of a tower's tensors in a checkpoint with these names."""
@@ -226,11 +226,6 @@ class Tower(ModelSection):
     @abstractmethod
     def tokens_in(self, num_tokens: int) -> int:
         """Return the tokens of one input inside the layers, `L`, for the planned number."""
-
-    @property
-    def merge_size(self) -> int:
-        """Return the side of the squares of patches that become one token."""
-        return 1
 
     @property
     def layer_shares(self) -> tuple[float, ...]:

@@ -20,11 +20,11 @@ from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.towers.base import (
+    CheckpointPlace,
     OneTowerImport,
     Part,
     Shape,
     Shapes,
-    TensorPlace,
     TowerFlops,
     attention_flops,
     linear_shapes,
@@ -622,15 +622,17 @@ def _read(theirs: Any, where: Path) -> EmbeddingGemma2Tower | EmbeddingGemma2Tex
     )
 
 
-def _place(name: str, num_layers: int) -> TensorPlace | None:
+def _place(name: str, num_layers: int) -> CheckpointPlace | None:
     """Find rows of the library's one projection for all layers, and what it keeps beside the vision tower."""
     inner = name.removeprefix("vision.embed_vision.")
     if inner != name:
-        return TensorPlace("beside", inner)
+        return CheckpointPlace("beside", inner)
     _, _, number, *rest = [*name.split(".", 3), ""][:4]
     if rest == ["ple_projection.weight"]:
-        return TensorPlace("text", "ple.per_layer_model_projection.weight", (int(number), int(number) + 1, num_layers))
-    return TensorPlace("text", "ple.per_layer_projection_norm.weight") if rest == ["ple_norm.weight"] else None
+        return CheckpointPlace(
+            "text", "ple.per_layer_model_projection.weight", (int(number), int(number) + 1, num_layers)
+        )
+    return CheckpointPlace("text", "ple.per_layer_projection_norm.weight") if rest == ["ple_norm.weight"] else None
 
 
 ONE_TOWERS = {
