@@ -226,7 +226,6 @@ def search(
     run = read({"store": place.store})
     for each in (query, files, place):
         each.check()
-    reranker = rerank.load(is_remote=place.server is not None)
     opened = place.open(run)
     local: Store | None = None if place.server is not None else opened  # type: ignore[assignment]
     answers = opened.search(
@@ -235,7 +234,7 @@ def search(
         image=query.images or None,
         not_text=query.not_texts or None,
         not_image=query.not_images or None,
-        reranker=reranker,
+        reranker=rerank.load(is_remote=place.server is not None),
     )
     if hits.sort is not None:
         for found in answers:

@@ -4,12 +4,10 @@ import logging
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from embedder.encoders.yes_no_reranker import YesNoReranker
 from embedder.errors import ConfigError
 from embedder.media.limits import DecodeLimits
-from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.plugins.serve.api_schema import Query
 from embedder.plugins.serve.cursors import following
@@ -85,7 +83,8 @@ class HitReranker:
         for hit in hits:
             vars(hit)["files"] = asked.publication.files
         resize = image_size_of(stage)
-        pixels = None if resize is None else _decode(hits, resize, decoder, fetcher)
+        found = () if resize is None else decode_hits(hits, resize, decoder, fetcher)
+        pixels = None if resize is None else (None if isinstance(each, Exception) else each for each in found)
         try:
             return rerank_hits(hits, asked.text, stage, replace(options, rerank=len(hits)), pixels, began_s)
         except ConfigError as error:  # of the query
@@ -101,11 +100,6 @@ class HitReranker:
     def close(self) -> None:
         """End its thread."""
         self._threads.close()
-
-
-def _decode(hits: list[Hit], resize: ResizeSpec, decoder: SandboxedDecoder, fetcher: Fetcher) -> Any:
-    for pixels in decode_hits(hits, resize, decoder, fetcher):
-        yield None if isinstance(pixels, Exception) else pixels
 
 
 def whole_address(reranker: str) -> str:

@@ -50,3 +50,13 @@ def test_a_model_that_takes_none_has_no_field(open_page, url):
     expect(page.locator("#not")).to_be_visible()
     expect(page.locator("#instruction")).to_be_hidden()
     page.goto("about:blank")
+
+
+def test_a_link_with_an_instruction_is_searched_without_where_the_model_takes_none(open_page, url):
+    page = open_page(f"{url}/?q=car&instruction=Find+birds")
+    expect(page.locator("#left .grid .tile-link").first).to_be_visible()
+    page.locator("#refine summary").click()
+    expect(page.locator("#instruction")).to_be_disabled()
+    expect(page.locator("#instruction")).to_have_value("Find birds")
+    expect(page.locator("#instruction")).to_have_attribute("title", "This model takes no instruction")
+    page.goto("about:blank")
