@@ -198,13 +198,13 @@ def test_rows_without_keywords_get_them_from_headers(make_run, photos):
 
 def test_rows_of_a_release_before_keywords_are_read_again_once(make_run, photos):
     embedded(make_run(photos, metadata={"drop": ["keywords"]}))
-    shutil.copy(FILES / "keywords.jpg", photos / "later.jpg")
+    (photos / "later.jpg").write_bytes((FILES / "keywords.jpg").read_bytes() + b"\0")
     config = make_run(photos)
     _, before = refreshed(config)
     files, columns = StoreFiles(config.store), tuple(BY_NAME)
-    assert fill_metadata(files, columns, same_index, dry_run=True)[1].num_files == 6, "not the one of the second run"
+    assert fill_metadata(files, columns, same_index, dry_run=True)[1].num_files == 7, "not the one of the second run"
     _, filled = fill_metadata(files, columns, same_index)
-    assert (filled.num_files, filled.num_read) == (6, 6)
+    assert (filled.num_files, filled.num_read) == (7, 7)
     after = rows_of(config)
     assert {key[0]: row["keywords"] for key, row in after.items() if row["keywords"]} == {
         "all.jpg": ["one", "three", "two"],
