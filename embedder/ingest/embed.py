@@ -215,7 +215,9 @@ def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
     is_taken = bool(held.as_listed)
     if held.as_listed:
         run = _take_over(run, held.as_listed, to_embed, inputs.config.rows_per_part)
-    if found.unfinished is not None and (copies := find_finished_copies(run, to_embed)):  # of a killed session
+    has_values_beside = not {"takeout", "xmp"}.isdisjoint(inputs.config.captions.places)  # they are no content
+    is_resumed = found.unfinished is not None and not has_values_beside
+    if is_resumed and (copies := find_finished_copies(run, to_embed)):  # of a killed session
         run, is_taken = _take_over(run, copies, to_embed, inputs.config.rows_per_part), True
     if is_taken:
         found = found.with_finished(finished_items(run))  # what could be copied is now in the journal
@@ -246,7 +248,7 @@ def _embed(session: _Session, observer: RunObserver) -> EngineOutcome:
     observer.tracking.on_plan(outcome.job.plan.to_json(), inputs.model.folder)
     if equal := find_equal(run, session.held):
         _take_over(next_session(run), equal, chosen, inputs.config.rows_per_part)
-    if session.held.new_copies.num_rows and (copies := find_finished_copies(run, chosen)):
+    if session.held.new_copies.num_rows and (copies := find_finished_copies(run, chosen, session.held.new_copies)):
         _take_over(next_session(run), copies, chosen, inputs.config.rows_per_part)
     return outcome
 

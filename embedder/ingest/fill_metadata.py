@@ -1,7 +1,8 @@
 """Fills the columns of the medium in rows that are published already, from headers alone; vectors stay to the byte.
 
 Rows that an earlier release has embedded lack them. Part files with such rows are written anew, with the same rows in
-the same order, and published as a migration. Columns that `[metadata]` leaves out become null.
+the same order, and published as a migration. Columns that `[metadata]` leaves out become null. Rows of a release that
+had no keywords are read again, once: a file without any has an empty list from then on.
 """
 
 import logging
@@ -9,10 +10,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,7 +30,7 @@ from embedder.sources.item_ranges import ITEM_FILE, embedded_file, open_item
 from embedder.storage.file_adapter import ByteRanges
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import medium_array, rewritten_name, store_part
-from embedder.store.journal.runs import unfinished_runs
+from embedder.store.journal.runs import OPERATIONS, all_runs, unfinished_runs
 from embedder.store.layout import Current, Published
 from embedder.store.publish.current import IndexChoice, begin, parts_at, publish_files, writable
 from embedder.store.store_info import read_store_info, served_info
@@ -37,6 +40,8 @@ from embedder.store.tables.tables import RecordTable
 LOG = logging.getLogger(__name__)
 MARK = "format"
 """Column that each row has whose file was read."""
+KEYWORDS = "keywords"
+"""Column that is younger than the mark."""
 NUM_READERS = 4
 """Files whose headers are read at the same time, each by a child process of its own."""
 PUBLISH_EVERY_S = 600.0
@@ -167,7 +172,8 @@ def fill_metadata(
     taken = {field.name for field in table.schema or ()} - set(known)
     wanted = tuple(name for name in BY_NAME if name in columns and name not in taken)
     dropped = tuple(name for name in known if name not in wanted)
-    lacking, ids = _count_lacking(table, wanted, dropped)
+    is_lacking = partial(_is_lacking, wanted, _tell_older(files))
+    lacking, ids = _count_lacking(table, wanted, dropped, is_lacking)
     if dry_run or not (lacking.num_rows or lacking.emptied):
         return None, lacking
     _refuse_unfinished(files)
@@ -175,7 +181,7 @@ def fill_metadata(
     items = _read_items(RecordTable(files, "items", current.items), ids)
     names = tuple(name for name in BY_NAME if name in {*known, *wanted})
     with HeaderReaders(limits or DecodeLimits(), wanted) as readers:
-        fill = partial(_fill, table, items, (wanted, lacking.emptied), readers)
+        fill = partial(_fill, table, items, (wanted, lacking.emptied), is_lacking, readers)
         new = _publish_filled(files, current, fill, choose_index, names)
         return new, readers.count(lacking)
 
@@ -217,26 +223,50 @@ def _in_headers(wanted: Collection[str]) -> list[str]:
     return [MARK] if MARK in wanted else [name for name in wanted if name not in NOT_IN_HEADERS]
 
 
-def _is_lacking(rows: pa.Table, wanted: Collection[str]) -> pa.ChunkedArray:
-    """Return which rows are of a picture or clip whose file was not read."""
+IsOlder = Callable[[pa.ChunkedArray], pa.ChunkedArray]
+"""Whether rows that were embedded at some times may lack keywords that their files have."""
+IsLacking = Callable[[pa.Table], pa.ChunkedArray]
+"""Whether the files of some rows are to be read."""
+
+
+def _tell_older(files: StoreFiles) -> IsOlder:
+    """Return what tells rows whose run knew no keywords; one run at a time embeds, and runs are in order."""
+    runs = [run for run in all_runs(files) if run.kind not in OPERATIONS]
+    starts = np.array([run.started_at.astimezone(UTC).replace(tzinfo=None) for run in runs], "datetime64[us]")
+    knew = np.array([KEYWORDS in run.medium_columns for run in runs] + [False])
+
+    def is_older(times: pa.ChunkedArray) -> pa.ChunkedArray:
+        return pa.chunked_array([~knew[np.searchsorted(starts, times.to_numpy(), side="right") - 1]])
+
+    return is_older
+
+
+def _is_lacking(wanted: Collection[str], is_older: IsOlder, rows: pa.Table) -> pa.ChunkedArray:
+    """Return which rows are of a picture or clip whose file was not read, or not for all columns."""
     shown = _in_headers(wanted)
-    lacking = pc.is_in(rows["modality"], value_set=pa.array(["image", "video", "pair"] if shown else [], pa.string()))
+    medium = pc.is_in(rows["modality"], value_set=pa.array(["image", "video", "pair"] if shown else [], pa.string()))
+    lacking = medium
     for name in shown:
         if name in rows.column_names:
             lacking = pc.and_(lacking, pc.is_null(rows[name]))
-    return lacking
+    if KEYWORDS not in wanted:
+        return lacking
+    has_none = pc.is_null(rows[KEYWORDS]) if KEYWORDS in rows.column_names else medium
+    return pc.or_(lacking, pc.and_(pc.and_(medium, has_none), is_older(rows["embedded_at"])))
 
 
 def _narrow(table: RecordTable, names: Collection[str]) -> list[str]:
     has = table.schema.names if table.schema is not None else []
-    return ["item_id", "modality", *(name for name in names if name in has)]
+    return ["item_id", "modality", "embedded_at", *{name: None for name in (*names, KEYWORDS) if name in has}]
 
 
-def _count_lacking(table: RecordTable, wanted: Collection[str], dropped: Collection[str]) -> tuple[Filled, pa.Array]:
+def _count_lacking(
+    table: RecordTable, wanted: Collection[str], dropped: Collection[str], is_lacking: IsLacking
+) -> tuple[Filled, pa.Array]:
     """Count the rows that lack columns; return with that their items' ids, and which dropped columns have values."""
     ids, num_rows, emptied = list[pa.Array](), 0, set[str]()
     for rows in table.pieces(_narrow(table, [*_in_headers(wanted), *dropped])):
-        lacking = rows["item_id"].filter(_is_lacking(rows, wanted))
+        lacking = rows["item_id"].filter(is_lacking(rows))
         num_rows, ids = num_rows + len(lacking), [*ids, lacking.unique()]
         emptied |= {name for name in dropped if name in rows.column_names and rows[name].null_count < rows.num_rows}
     found = pa.chunked_array(ids, pa.string()).unique()
@@ -254,6 +284,7 @@ def _fill(
     table: RecordTable,
     items: pa.Table,
     columns: tuple[Collection[str], Collection[str]],
+    is_lacking: IsLacking,
     readers: HeaderReaders,
     path: str,
 ) -> pa.Table | None:
@@ -263,14 +294,15 @@ def _fill(
     """
     wanted, emptied = columns
     narrow = table.read(_narrow(table, [*_in_headers(wanted), *emptied]), [path])
-    lacking = _is_lacking(narrow, wanted)
+    lacking = is_lacking(narrow)
     found = _read_values(table, path, narrow["item_id"].filter(lacking), items, readers)
     emptied = [name for name in emptied if name in narrow.column_names and narrow[name].null_count < len(narrow)]
     if not emptied and not any(found.values()):
         return None
     rows = table.read(paths=[path])
     ids = rows["item_id"].to_pylist()
-    values = [found.get(item, {}) if lacks else {} for item, lacks in zip(ids, lacking.to_pylist(), strict=True)]
+    read = {item: {KEYWORDS: []} | values for item, values in found.items() if values}
+    values = [read.get(item, {}) if lacks else {} for item, lacks in zip(ids, lacking.to_pylist(), strict=True)]
     for column in medium_schema(wanted):
         new = pa.chunked_array([medium_array([each.get(column.name) for each in values], column)])
         has_old = column.name in rows.column_names

@@ -31,7 +31,7 @@ from index.vectors import Rows
 
 Hashes = NDArray[np.uint64]
 
-NEW_COPIES = pa.schema({"item_id": pa.string(), "content_version": pa.string()})
+NEW_COPIES = pa.schema({"item_id": pa.string(), "copy_of": pa.string(), "content_version": pa.string()})
 NOT_MEANT = (CHECKED, CONTENT_CHANGED, REJECTED_BEFORE, ROWS_DAMAGED)  # a changed one that is rejected keeps its rows
 SEEN_BYTES = 4096  # read of each file that is as large as another; the middle differs where pixels do
 NUM_READERS, ITEMS_AT_ONCE = 16, 512
@@ -71,7 +71,8 @@ def find_new_copies(to_embed: pa.Table, spec: DecodeSpec) -> pa.Table:
             if original["version"] is None:
                 first[key] = item
             else:
-                found.append({"item_id": item["item_id"], "content_version": original["version"]})
+                pair = {"item_id": item["item_id"], "copy_of": original["item_id"]}
+                found.append(pair | {"content_version": original["version"]})
     return pa.Table.from_pylist(found, NEW_COPIES)
 
 

@@ -47,6 +47,7 @@ UNREADABLE = {
 }
 COMPARED = ("size_bytes", "modified")
 LISTED = ("source", "uri", *COMPARED)
+WAITING = ["item_id", "content_version"]
 OF_CONTENT = ("decode", "embed")
 """Steps whose rejects are the same for the same content."""
 
@@ -151,14 +152,15 @@ def find_equal(run: Run, held: HeldItems) -> tuple[HeldRecords, ...]:
     return tuple(each for each in equal if each.records.num_rows)
 
 
-def find_finished_copies(run: Run, listed: pa.Table) -> tuple[HeldRecords, ...]:
+def find_finished_copies(run: Run, listed: pa.Table, pairs: pa.Table | None = None) -> tuple[HeldRecords, ...]:
     """Find listed items that the run has read and not embedded, and whose content it has finished under another id.
 
-    A rejected original counts where its content is the reason.
+    With `pairs` (`NEW_COPIES`), only their originals count: others of the same content may differ in what lies beside
+    them. A rejected original counts where its content is the reason.
     """
     facts = ["content_version", "size_bytes", "modified", "state", "step", "transient"]
     finished = read_finished(run.files, run.entries(), facts)
-    num_parts, copies = common_parts(finished.records, finished.whole), [NEW_COPIES.empty_table()]
+    num_parts, copies = common_parts(finished.records, finished.whole), [NEW_COPIES.empty_table().select(WAITING)]
     for number in range(num_parts):
         records, whole = (each.part(number, num_parts) for each in (finished.records, finished.whole))
         copies.append(_unfinished_copies(without_items(records, whole["item_id"]), listed))
@@ -173,20 +175,27 @@ def find_finished_copies(run: Run, listed: pa.Table) -> tuple[HeldRecords, ...]:
         is_meant = pc.and_(is_meant, pc.is_in(records["content_version"], contents))
         renamed = records.rename_columns({"item_id": HELD_ID}).filter(is_meant)
         originals.append(renamed.select(originals[0].schema.names))
-    firsts = _first_of_each(pa.concat_tables(originals), "content_version")
-    pairs = wanted.join(firsts, "content_version", join_type="inner")
-    return tuple(_records_in_run(run, finished.files, pairs, each) for each in pc.unique(pairs["session"]).to_pylist())
+    done = pa.concat_tables(originals)
+    if pairs is None:
+        copies_of = wanted.join(_first_of_each(done, "content_version"), "content_version", join_type="inner")
+    else:
+        named = wanted.join(pairs.select(["item_id", "copy_of"]), "item_id", join_type="inner")
+        copies_of = named.rename_columns({"copy_of": HELD_ID}).join(
+            done, ["content_version", HELD_ID], join_type="inner"
+        )
+    sessions = pc.unique(copies_of["session"]).to_pylist()
+    return tuple(_records_in_run(run, finished.files, copies_of, each) for each in sessions)
 
 
 def _unfinished_copies(records: pa.Table, listed: pa.Table) -> pa.Table:
-    """Return those of some records that wait for rows, as `split_records` has them: `NEW_COPIES`."""
+    """Return those of some records that wait for rows, as `split_records` has them: `WAITING`."""
     records = _first_of_each(records.sort_by([("session", "descending")]), "item_id")
     place = positions(records["item_id"], listed["item_id"])
     now = pa.table({name: take_or_null(listed[name], place) for name in COMPARED})
     is_as_listed = pc.and_(*(same_values(now[name], records[name]) for name in COMPARED))
     is_waiting = pc.and_(pc.equal(records["num_vectors"], 1), pc.equal(records["state"], "embedded"))
     is_meant = pc.and_(pc.and_(is_waiting, is_as_listed), pc.is_valid(place))
-    return records.filter(is_meant).select(NEW_COPIES.names)
+    return records.filter(is_meant).select(WAITING)
 
 
 def _first_of_each(table: pa.Table, name: str) -> pa.Table:

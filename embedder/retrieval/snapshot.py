@@ -162,7 +162,7 @@ class RowMetadata:
         return [
             {name: row[name] for name in OWN}
             | {"carryover": {name: row[name] for name in carried}}
-            | {"medium": {name: row[name] for name in medium if row[name] is not None}}
+            | {"medium": {name: row[name] for name in medium if row[name] not in (None, [])}}
             for row in self.take(rows, [*OWN, *carried, *medium]).to_pylist()
         ]
 

@@ -132,7 +132,7 @@ class OneTowerImport:
     prefixes: Mapping[str, str]
     ignored: tuple[str, ...] = ()
     older: Mapping[str, str] = field(default_factory=dict)
-    place: Callable[[str, int], CheckpointTensorPlace | None] | None = None
+    place: Callable[[str, int], CheckpointPlace | None] | None = None
     is_chat: bool = True
 
     def place_of(self, name: str, num_layers: int) -> CheckpointPlace:

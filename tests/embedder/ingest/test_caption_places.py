@@ -19,7 +19,7 @@ from embedder.cli.render_report import report_parts
 from embedder.config import SourceConfig, load_config
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.dry_run import forecast
-from embedder.ingest.fill_metadata import fill_metadata
+from embedder.ingest.fill_metadata import Filled, fill_metadata
 from embedder.ingest.work import IngestOptions
 from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
@@ -194,6 +194,31 @@ def test_rows_without_keywords_get_them_from_headers(make_run, photos):
     assert [hit.item_id for hit in by_words if hit.words_rank is not None] == ["keywords.jpg"]
     found = {key[0]: row["keywords"] for key, row in rows_of(config).items() if row["keywords"]}
     assert found == {"all.jpg": ["one", "three", "two"], "keywords.jpg": ["sailing", "Cowes Week"]}
+
+
+def test_rows_of_a_release_before_keywords_are_read_again_once(make_run, photos):
+    embedded(make_run(photos, metadata={"drop": ["keywords"]}))
+    (photos / "later.jpg").write_bytes((FILES / "keywords.jpg").read_bytes() + b"\0")
+    config = make_run(photos)
+    _, before = refreshed(config)
+    files, columns = StoreFiles(config.store), tuple(BY_NAME)
+    assert fill_metadata(files, columns, same_index, dry_run=True)[1].num_files == 7, "not the one of the second run"
+    _, filled = fill_metadata(files, columns, same_index)
+    assert (filled.num_files, filled.num_read) == (7, 7)
+    after = rows_of(config)
+    assert {key[0]: row["keywords"] for key, row in after.items() if row["keywords"]} == {
+        "all.jpg": ["one", "three", "two"],
+        "keywords.jpg": ["sailing", "Cowes Week"],
+        "later.jpg": ["sailing", "Cowes Week"],
+    }
+    assert after["plain.jpg", 0]["keywords"] == []
+    for key, row in before.items():
+        assert {name: value for name, value in row.items() if name != "keywords"} == {
+            name: value for name, value in after[key].items() if name != "keywords"
+        }
+    assert fill_metadata(files, columns, same_index) == (None, Filled(0, 0))
+    (hit,) = embedder.open_store(config.store).search("a", where="item_id = 'plain.jpg'")
+    assert "keywords" not in hit.medium
 
 
 PLACE = {"latitude": 38.7, "longitude": -9.1, "altitude": 12.5}
