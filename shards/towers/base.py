@@ -228,6 +228,11 @@ class Tower(ModelSection):
         """Return the tokens of one input inside the layers, `L`, for the planned number."""
 
     @property
+    def merge_size(self) -> int:
+        """Return the side of the squares of patches that become one token."""
+        return 1
+
+    @property
     def layer_shares(self) -> tuple[float, ...]:
         """Operations of each layer relative to their mean, as its seconds are estimated; empty if all are equal."""
         return ()
