@@ -87,7 +87,9 @@ def _seconds_per_item(job: Job, step: StepReport, num_items: int) -> float:
 def shapes_of(specs: Sequence[ShardSpec], allocation: Allocation) -> list[StageShape]:
     """Return the shapes of the stages at the start of a run, with the fewest replicas."""
     return [
-        StageShape(spec, stage.min_replicas, stage.num_threads if stage.device == "cpu" else 0)
+        StageShape(
+            spec, stage.min_replicas, stage.num_threads if stage.device == "cpu" else 0, num_gpus=stage.num_gpus or 0.0
+        )
         for spec, stage in zip(specs, allocation.stages, strict=True)
     ]
 

@@ -21,13 +21,15 @@ class StageShape:
     """One stage as it runs.
 
     `num_replicas` counts processes; `num_threads` is the number of cores that one replica keeps busy, 0 on a GPU;
-    `share` is the part of the time that one replica may compute, below 1 under a CPU quota.
+    `share` is the part of the time that one replica may compute, below 1 under a CPU quota; `num_gpus` is what one
+    has of a GPU's memory, below 1 where stages share it.
     """
 
     spec: ShardSpec
     num_replicas: int = 1
     num_threads: int = 1
     share: float = 1.0
+    num_gpus: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,21 @@ def predict(problem: PlacementProblem, stages: Sequence[StageShape], host: Host)
         f"stage {index}": stage.num_replicas * stage.share / seconds
         for index, (seconds, stage) in enumerate(zip(stage_s, stages, strict=True))
     }
+    rates |= _rates_on_parts(stages, stage_s)
     if problem.decode_seconds:
         rates["decode"] = host.num_decoders / problem.decode_seconds
     if host.num_cores is not None:
         rates["shared cores"] = host.num_cores / cpu_s
     bottleneck = min(rates, key=lambda name: rates[name])
     return RunPrediction(stage_s, problem.decode_seconds, cpu_s, rates[bottleneck], bottleneck)
+
+
+def _rates_on_parts(stages: Sequence[StageShape], stage_s: Sequence[float]) -> dict[str, float]:
+    """Return the items per second of stages on parts of GPUs: of its time each takes what the others leave."""
+    on_parts = [index for index, stage in enumerate(stages) if 0 < stage.num_gpus < 1]
+    num_gpus = max(1.0, sum(stages[index].num_replicas * stages[index].num_gpus for index in on_parts))
+    seconds = sum(stage_s[index] for index in on_parts)
+    return {f"stage {index}": num_gpus / seconds for index in on_parts}
 
 
 def balanced_cut(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:

@@ -71,6 +71,15 @@ def test_the_slowest_stage_limits_a_run_with_cores_to_spare(model):
     assert predicted(model, num_replicas=3).items_per_s == pytest.approx(3 / 0.026)
 
 
+def test_stages_on_parts_of_a_gpu_share_its_time(model):
+    both = 0.022 + 0.026
+    for num_gpus in (0.25, 0.5):
+        found = predicted(model, num_gpus=num_gpus, num_threads=0)
+        assert found.items_per_s == pytest.approx(1 / both), "each takes what the other leaves"
+    assert predicted(model, num_gpus=0.5, num_replicas=2, num_threads=0).items_per_s == pytest.approx(2 / both)
+    assert predicted(model, num_gpus=1.0, num_threads=0).items_per_s == pytest.approx(1 / 0.026)
+
+
 def test_shared_cores_limit_a_run_by_all_that_needs_them(model):
     found = predicted(model, replace(CORES, num_cores=2), num_replicas=9)
     assert found.cpu_s == pytest.approx(0.022 + 0.026 + 0.002 + 0.001 + 0.0005 + 0.0005)
