@@ -25,6 +25,7 @@ from embedder.store.journal.runs import REPORT_FILE, all_runs
 from embedder.store.layout import Current, run_file
 from embedder.store.tables.arrow_lookup import KnownIds, without_items
 from embedder.store.tables.tables import RecordTable
+from embedder.user_steps.run_steps import depend_on_content
 from shards.file_schema import parse_json
 
 NUM_RUNS = 5  # the estimate is made of their medians
@@ -132,9 +133,10 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     left = replace(found.work.difference, to_embed=held.leave_out(changing))
     num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(found.work, difference=left)
     chosen = left.first(options.limit).to_embed
-    num_moved, num_copied = found.copies.count_likely(work.retired["item_id"])
+    may_share = options.given is None and depend_on_content(config.step)
+    num_moved, num_copied = found.copies.count_likely(work.retired["item_id"]) if may_share else (0, 0)
     others = without_items(chosen, found.copies.likely_ids)
-    num_new_copies = 0 if options.given else count_new_copies(others)
+    num_new_copies = count_new_copies(others) if may_share else 0
     num_computed = max(0, chosen.num_rows - num_moved - num_copied - num_new_copies)
     return Forecast(
         reasons=_reasons(work),

@@ -6,12 +6,13 @@ ended, those whose content is equal get its rows (`embedder.ingest.takeover.find
 """
 
 import json
+import logging
 import re
-from collections.abc import Iterator
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from hashlib import blake2b
-from itertools import chain
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,20 +22,24 @@ from numpy.typing import NDArray
 
 from embedder.ingest.diff import CHECKED, CONTENT_CHANGED, REJECTED_BEFORE, ROWS_DAMAGED
 from embedder.media.sandbox import SandboxedDecoder
+from embedder.quantities import plural
+from embedder.sources.file_names import suffix_of
 from embedder.sources.item_ranges import open_item
 from embedder.sources.source_errors import FetchError
-from embedder.sources.uris import split_uri
+from embedder.sources.uris import name_in, split_uri
 from embedder.steps.content_reader import ContentReader
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.storage.object_stores import is_remote
 from index.vectors import Rows
+
+LOG = logging.getLogger(__name__)
 
 Hashes = NDArray[np.uint64]
 
 NEW_COPIES = pa.schema({"item_id": pa.string(), "copy_of": pa.string(), "content_version": pa.string()})
 NOT_MEANT = (CHECKED, CONTENT_CHANGED, REJECTED_BEFORE, ROWS_DAMAGED)  # a changed one that is rejected keeps its rows
 SEEN_BYTES = 4096  # read of each file that is as large as another; the middle differs where pixels do
-NUM_READERS, ITEMS_AT_ONCE = 16, 512
+NUM_READERS, NUM_HASHING, ITEMS_AT_ONCE = 16, 8, 512
 _HASH = re.compile(r"[0-9a-f]{32}(-\d+)?")  # as S3 has it, in parts, too; other ETags say nothing of the content
 
 
@@ -44,40 +49,61 @@ def count_new_copies(to_embed: pa.Table) -> int:
     return len(groups) - len(np.unique(groups))
 
 
-def find_new_copies(to_embed: pa.Table, spec: DecodeSpec) -> pa.Table:
+def find_new_copies(to_embed: pa.Table, spec: DecodeSpec, stop_at_s: float) -> pa.Table:
     """Return items that look like copies of others to embed, each with the content of the other: `NEW_COPIES`.
 
-    One of each such group is read, and what lies beside all of them, as their captions and times have to agree.
+    One of each such group is read, and what lies beside all of them, as their captions and times have to agree. After
+    `stop_at_s` (Unix time) no group is begun; their items are embedded one by one.
     """
     rows, groups = _find_groups(to_embed)
+    if not len(rows):
+        return NEW_COPIES.empty_table()
+    LOG.info(f"{plural(len(rows), 'item')} with the size and some bytes of another new one: one of each kind is read")
     carried = spec.steps.carried if spec.steps is not None else ()
     names = ["item_id", "uri", "caption", "caption_uri", "is_media", "described_by", *carried]
-    alike = to_embed.select(names).take(pa.array(rows))
-    found: list[dict[str, str]] = []
-    with SandboxedDecoder(spec.limits) as sandbox, closing(ContentReader(spec, sandbox)) as reader:
-        first: dict[str, dict[str, Any]] = {}
-        last_group = -1
-        for group, item in zip(groups.tolist(), _rows_of(alike), strict=True):
-            first, last_group = first if group == last_group else {}, group
-            beside = reader.captions.read(item, None)
-            if beside.problem is not None:
-                continue
-            key = json.dumps([beside.caption, beside.beside], sort_keys=True, default=str)
-            original = first.setdefault(key, item)
-            if original is item:
-                continue
-            if "version" not in original:
-                original["version"] = reader.version_of(original)
-            if original["version"] is None:
-                first[key] = item
-            else:
-                pair = {"item_id": item["item_id"], "copy_of": original["item_id"]}
-                found.append(pair | {"content_version": original["version"]})
-    return pa.Table.from_pylist(found, NEW_COPIES)
+    alike = to_embed.select(names).take(pa.array(rows)).append_column("group", pa.array(groups))
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    starts = starts[np.flatnonzero(np.diff(starts // ITEMS_AT_ONCE, prepend=-1))]  # pieces of whole groups
+    pieces = [alike.slice(start, stop - start) for start, stop in pairwise([*starts.tolist(), len(rows)])]
+
+    def find(piece: pa.Table) -> pa.Table:
+        if time.time() >= stop_at_s:
+            return NEW_COPIES.empty_table()
+        with SandboxedDecoder(spec.limits) as sandbox, closing(ContentReader(spec, sandbox)) as reader:
+            return _find_in(piece, reader, stop_at_s)
+
+    with ThreadPoolExecutor(NUM_HASHING, "read copies") as pool:
+        found = pa.concat_tables(pool.map(find, pieces))
+    if time.time() >= stop_at_s:
+        LOG.warning("the time to look for copies is over: those that were not found are computed like all others")
+    return found
 
 
-def _rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
-    return chain.from_iterable(batch.to_pylist() for batch in table.to_batches(max_chunksize=ITEMS_AT_ONCE))
+def _find_in(piece: pa.Table, reader: ContentReader, stop_at_s: float) -> pa.Table:
+    first: dict[str, dict[str, Any]] = {}
+    last_group = -1
+    found: dict[str, list[str]] = {name: [] for name in NEW_COPIES.names}
+    for item in piece.to_pylist():
+        if item["group"] != last_group:
+            first, last_group = {}, item["group"]
+            if time.time() >= stop_at_s:
+                break
+        beside = reader.captions.read(item, None)
+        if beside.problem is not None:
+            continue
+        suffix = suffix_of(name_in(item["uri"]))  # by which a file that can't be read is a reject, or left out
+        key = json.dumps([suffix, beside.caption, beside.beside], sort_keys=True, default=str)
+        original = first.setdefault(key, item)
+        if original is item:
+            continue
+        if "version" not in original:
+            original["version"] = reader.version_of(original)
+        if original["version"] is None:
+            first[key] = item
+            continue
+        for name, value in zip(found, (item["item_id"], original["item_id"], original["version"]), strict=True):
+            found[name].append(value)
+    return pa.table(found, NEW_COPIES)
 
 
 def _find_groups(to_embed: pa.Table) -> tuple[Rows, Rows]:

@@ -48,8 +48,6 @@ UNREADABLE = {
 COMPARED = ("size_bytes", "modified")
 LISTED = ("source", "uri", *COMPARED)
 WAITING = ["item_id", "content_version"]
-OF_CONTENT = ("decode", "embed")
-"""Steps whose rejects are the same for the same content."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def find_finished_copies(run: Run, listed: pa.Table, pairs: pa.Table | None = No
     With `pairs` (`NEW_COPIES`), only their originals count: others of the same content may differ in what lies beside
     them. A rejected original counts where its content is the reason.
     """
-    facts = ["content_version", "size_bytes", "modified", "state", "step", "transient"]
+    facts = ["content_version", "size_bytes", "modified", "state", "step"]
     finished = read_finished(run.files, run.entries(), facts)
     num_parts, copies = common_parts(finished.records, finished.whole), [NEW_COPIES.empty_table().select(WAITING)]
     for number in range(num_parts):
@@ -168,9 +166,7 @@ def find_finished_copies(run: Run, listed: pa.Table, pairs: pa.Table | None = No
     contents = pa.array(wanted["content_version"].unique(), pa.string())
     originals = [pa.table({name: pa.array([], pa.string()) for name in ("content_version", HELD_ID, "session")})]
     for records in of_whole(finished.records, finished.whole) if len(contents) else ():
-        by_content = pc.and_not(
-            pc.is_in(records["step"], pa.array(OF_CONTENT)), pc.fill_null(records["transient"], False)
-        )
+        by_content = pc.fill_null(pc.not_equal(records["step"], "read"), False)
         is_meant = pc.and_not(pc.or_(pc.equal(records["state"], "embedded"), by_content), records["kept"])
         is_meant = pc.and_(is_meant, pc.is_in(records["content_version"], contents))
         renamed = records.rename_columns({"item_id": HELD_ID}).filter(is_meant)

@@ -208,7 +208,8 @@ class ItemReader:
                 version = self.contents.version(file_hash, content, item)
                 needs = self._needs(item, version if content.problem is None else None)
                 if not any(needs.values()):
-                    yield {"content_version": version, "unchanged": True, "num_vectors": 0} | self._flags(needs)
+                    known = {"content_version": version, "unchanged": True, "num_vectors": 0}
+                    yield known | self._flags(needs) | _place_of(content)
                     return
                 image = PendingImage(number, item["uri"], content, _needing(needs), needs, version, file_hash)
                 if content.kind == "image" and isinstance(content.media, bytes):
@@ -242,8 +243,8 @@ class ItemReader:
             known["medium"] = json.dumps(said | with_hash)
         if not image.needs[""]:
             known["unchanged"] = True
-        if image.content.place is not None and row.get("num_vectors") is not None:
-            known[CAPTION_PLACE] = image.content.place
+        if row.get("num_vectors") is not None:
+            known |= _place_of(image.content)
         return _raw_file_row(image.uri, row | self._flags(image.needs)) | known
 
     def _flags(self, needs: Mapping[str, bool]) -> Values:
@@ -251,6 +252,11 @@ class ItemReader:
         if not self.spec.has_several_models:
             return {}
         return {model_column(NEEDED, name): is_needed for name, is_needed in needs.items()}
+
+
+def _place_of(content: ItemContent) -> Values:
+    """Return where the caption of an item is from, for its last row; empty if it has none."""
+    return {} if content.place is None else {CAPTION_PLACE: content.place}
 
 
 def _list_ended(listing: pa.Table) -> list[str]:

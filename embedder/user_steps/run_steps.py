@@ -6,9 +6,12 @@ import pyarrow as pa
 
 from embedder.config_toml.sections import StepConfig, StepPlace
 from embedder.user_steps.calls import check_steps_load
-from embedder.user_steps.declared_steps import check_columns, new_columns, open_step
+from embedder.user_steps.declared_steps import ROW_COLUMNS, VECTORS, check_columns, new_columns, open_step
 from embedder.user_steps.decoded_rows import DecodedSteps
 from embedder.user_steps.written_rows import WrittenSteps
+
+OF_THE_NAME = {"item_id", "uri"}
+"""Columns of rows that differ between items of one content."""
 
 
 def decoded_steps(steps: Iterable[StepConfig]) -> DecodedSteps | None:
@@ -43,6 +46,20 @@ def check_run_steps(steps: Iterable[StepConfig], carried: pa.Schema, *, may_load
     check_columns(steps, carried.names)
     if may_load:
         check_steps_load(map(open_step, steps))
+
+
+def depend_on_content(steps: Iterable[StepConfig]) -> bool:
+    """Return whether the steps give the same for all items of one content, whatever their names.
+
+    What the sources say of an item is part of its content for steps after decoding alone.
+    """
+    made = set(ROW_COLUMNS) - OF_THE_NAME | VECTORS.keys() | {"image"}
+    for step in steps:
+        taken = {*step.inputs, *step.optional}
+        if taken & OF_THE_NAME or (step.where == "before_write" and not taken <= made):
+            return False
+        made |= step.outputs.keys()
+    return True
 
 
 def _at(steps: Iterable[StepConfig], place: StepPlace) -> list[StepConfig]:

@@ -44,7 +44,9 @@ TYPES = {
     "zip": ("items.zip", "application/zip"),
     "sheet": ("contact-sheet.png", "image/png"),
 }
-RANKING = ("rank", "score", "probability", "rank_score", "words_rank", "vector_rank", "segments", "duplicates")
+RANKING = (
+    "rank", "score", "probability", "rank_score", "words_rank", "vector_rank", "rerank_score", "segments", "duplicates",
+)  # fmt: skip
 """Columns of hits that items have only if they were searched for."""
 
 
@@ -124,6 +126,9 @@ def _hits(publication: ServedPublication, ids: list[str]) -> Hits:
     hits.carried = publication.store.searcher.snapshot.metadata.carried
     for hit in hits:
         vars(hit)["files"] = publication.files
+        for values in (hit.medium, hit.carryover):
+            for name in publication.hidden:
+                values.pop(name, None)
     return hits
 
 

@@ -306,3 +306,79 @@ def test_only_what_is_new_and_readable_counts(tmp_path):
     told += [row("gone"), row("pipe"), row("short"), row("f", reason="model changed")]
     assert count_new_copies(_listed(told)) == 2
     assert count_new_copies(_listed([])) == 0
+
+
+NAMES = """
+import pyarrow as pa
+
+def name(batch):
+    return {"album": batch["item_id"]}
+
+def refuse(batch):
+    raise ValueError("no picture of ours")
+
+def side(batch):
+    return {"wide": pa.array([True] * batch.num_rows)}
+"""
+
+
+def of_file(tmp_path, function, **keys):
+    file = tmp_path / "names.py"
+    file.write_text(NAMES)
+    return {"name": function, "callable": f"{file}:{function}", **keys}
+
+
+@pytest.mark.parametrize("where", ["after_decode", "before_write"])
+def test_a_step_that_takes_a_name_sees_each_copy(where, make_run, source, tmp_path, computed):
+    own = of_file(tmp_path, "name", inputs=["item_id"], outputs={"album": "string"}, where=where)
+    config = make_run(source, step=[own], max_retire_fraction=1)
+    assert forecast(config, IngestOptions(kind="refresh")).num_new_copies == 0
+    report, rows = refreshed(config)
+    assert report.num_taken_over == 0
+    assert all(row["album"] == item_id for (item_id, _), row in rows.items())
+    (source / "pictures" / "0001.png").rename(source / "pictures" / "moved.png")
+    _, rows = refreshed(config)
+    assert rows["pictures/moved.png", 0]["album"] == "pictures/moved.png"
+    assert ("pictures/0001.png", 0) not in rows
+
+
+def test_a_step_that_takes_content_sees_one_of_all_copies(make_run, source, tmp_path, computed):
+    own = of_file(tmp_path, "side", inputs=["image"], outputs={"wide": "bool"})
+    report, rows = refreshed(make_run(source, step=[own]))
+    assert report.num_taken_over == 7
+    assert all(row["wide"] for row in rows.values())
+
+
+def test_copies_that_a_step_rejects_are_rejects_at_once(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=1, captions=False)
+    for number in range(3):
+        shutil.copy(source / "pictures" / "0000.png", source / f"{number}.png")
+    config = make_run(source, step=[of_file(tmp_path, "refuse", inputs=["image"], outputs={})], max_reject_fraction=1)
+    report, _ = refreshed(config)
+    assert (report.num_items, report.num_rejected, report.num_left) == (4, 4, 0)
+    assert {item["step"] for item in items_of(config).values()} == {"refuse"}
+    assert refreshed(config)[0].outcome == "nothing to do"
+
+
+def test_after_its_time_copies_are_computed_like_all_others(make_run, source, monkeypatch):
+    monkeypatch.setattr(embed_module, "MAX_COPIES_S", 0.0)
+    report, rows = refreshed(make_run(source))
+    assert (report.num_items, report.num_taken_over, report.num_left) == (14, 0, 0)
+    assert ("pictures/0003.png", 0) in rows
+
+
+def test_a_reject_is_taken_over_under_the_same_suffix_alone(make_run, tmp_path):
+    source = samples.folder(tmp_path / "in", num_images=1, captions=False)
+    for name in ("a.dng", "b.tif", "c.tif"):
+        (source / name).write_bytes(b"II*\0\x08\0\0\0\0\0 no directory of ours")
+    config = make_run(source, max_reject_fraction=1)
+    refreshed(config)
+    kinds = {
+        name: items_of(config)[name]["error_type"] for name in ("a.dng", "b.tif", "c.tif") if name in items_of(config)
+    }
+    assert kinds["b.tif"] == kinds["c.tif"] != kinds.get("a.dng")
+
+
+def test_captions_of_copies_are_counted(make_run, source):
+    report, _ = refreshed(make_run(source))
+    assert report.caption_places == {"sidecar": sum(1 for _ in source.rglob("*.txt"))}

@@ -1,5 +1,7 @@
 """Further models behind a query service: `model` of a request, and what /status says of them."""
 
+import json
+
 import pyarrow as pa
 import pytest
 from model_stores import add_model, code_section, label_row, vector_row
@@ -148,3 +150,7 @@ def test_places_are_shown_by_no_model_unless_uris_are(tmp_path):
                     assert (hit["carryover"], hit["medium"], hit["place"]) == ({}, shown, place), (model, show_uris)
             (row,) = server.get("/items/a.png").json["segments"]
             assert (row.get("latitude"), row.get("place")) == (shown.get("latitude"), place)
+            exported = server.post("/export", {"items": ["a.png"], "format": "jsonl"}).body
+            known = {"latitude": shown.get("latitude"), "place": place}
+            row = json.loads(exported)
+            assert {name: row.get(name) for name in known} == known and "rerank_score" not in row
