@@ -21,6 +21,7 @@ and the planner's. The last line is one JSON document.
 import argparse
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -207,7 +208,7 @@ def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict
     library = make_library(dict(PUBLISHED[title].config or {}), options.dtype, options.device)
     batches = BATCHES if options.device == "cuda" else (options.batch_size,)
     forward = forward_rates(library, batches, options.seconds / 4)
-    best = forward["eager"][forward["best_batch"]]
+    best = forward["eager"].get(forward["best_batch"])
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         root = Path(name).resolve()
         pairs = read_photographs(options.photographs, options.num_files) if options.photographs else shipped_pairs()
@@ -228,11 +229,17 @@ def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict
     rows: list[tuple[str, ...]] = [("from files", "rows/s", "with start-up", "GPU busy", "watts", "idle by cause")]
     rows.append(("loop by hand", number(loop["rows_per_s"], 0), number(options.num_files / loop["whole_s"], 0)))
     for each, run in runs.items():
+        if "failed" in run:
+            print(f"{each} stages: {run['failed']}", file=sys.stderr)
+            rows.append((f"{each} stages",))
+            continue
         idle = ", ".join(f"{cause} {share:.2f}" for cause, share in (run["idle"] or {}).items()) or "-"
         figures = number(run["gpu_busy"], 2), number(run["watts"], 0), idle
         rows.append((f"{each} stages", number(run["rows_per_s"], 0), number(run["whole_rows_per_s"], 0), *figures))
     compiled = number(forward["compiled"], 0) if forward["compiled"] else f"not compiled ({forward['not_compiled']})"
-    print(f"library's forward passes, batches of {forward['best_batch']}: {best:,.0f} rows/s; compiled: {compiled}")
+    print(
+        f"library's forward passes, batches of {forward['best_batch']}: {number(best, 0)} rows/s; compiled: {compiled}"
+    )
     table([(*row, *["-"] * (len(rows[0]) - len(row))) for row in rows])
     return {"library": forward, "loop": loop, "from_files": runs}
 

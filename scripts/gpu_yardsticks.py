@@ -18,8 +18,9 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
 
-from harness import EMBEDDER, MIB, run_watched
+from harness import EMBEDDER, MIB, CommandFailedError, run_watched
 
 BATCHES = (64, 256, 1024)
 WARM_CALLS, MIN_CALLS = 2, 3
@@ -72,6 +73,8 @@ def forward_rates(library: Library, batches: tuple[int, ...], seconds: float) ->
     for num_rows in batches:
         with suppress(torch.cuda.OutOfMemoryError):
             rates[num_rows] = _forward_rate(library, library.encode, num_rows, seconds)
+    if not rates:
+        return {"eager": {}, "best_batch": None, "compiled": None, "not_compiled": "no batch fits the device's memory"}
     best = max(rates, key=rates.__getitem__)
     compiled, problem = None, None
     try:
@@ -102,8 +105,6 @@ class Files(Dataset):
     """Pairs of files, decoded when they are asked for, as a careful script does it."""
 
     def __init__(self, folder: Path, side: int, tokenizer: Path, num_tokens: int) -> None:
-        from torchvision.transforms import v2
-
         self.images = sorted(path for path in folder.iterdir() if path.suffix != ".txt")
         bicubic = v2.InterpolationMode.BICUBIC
         self.resize = v2.Compose([v2.Resize(side, interpolation=bicubic), v2.CenterCrop(side), v2.PILToTensor()])
@@ -153,6 +154,11 @@ class Samples:
     busy: list[float] = field(default_factory=list)  # shares of 1
     watts: list[float] = field(default_factory=list)
 
+    def after(self, start_s: float) -> tuple[float | None, float | None]:
+        """Means of the busy share and of the watts, of the samples after so many seconds."""
+        rest = slice(int(start_s), None)
+        return tuple(mean(values[rest]) if values[rest] else None for values in (self.busy, self.watts))
+
 
 @contextmanager
 def gpu_samples(device: str) -> Iterator[Samples]:
@@ -180,23 +186,27 @@ def run_from_files(
     """Embed a folder of pairs with the command line; rates are pairs a second.
 
     Returns:
-        Its steady rate and the one with start-up, its prediction, the shares of the time from a stage's first batch on
-        in which the GPU waited, by cause and mean of the stages, and what the driver said.
+        Its steady rate and the one with start-up, the shares of the time from a stage's first batch on in which the GPU
+        waited, by cause and mean of the stages, and what the driver said after the start. A run that fails or takes
+        longer has `failed` alone.
     """
     out.mkdir(parents=True)
     settings = {"num_stages": num_stages, "dtype": dtype, "device": device, "compile": str(compile_).lower()}
     options = [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
     fixed = ["--model", model, "--engine", "ray", "--set", "index.build=false", "--json"]
     command = [*EMBEDDER, "embed", items, "--store", out / "store", *fixed, *options]
-    with gpu_samples(device) as samples:
-        watched = run_watched(command, out, timeout_s)
+    try:
+        with gpu_samples(device) as samples:
+            watched = run_watched(command, out, timeout_s)
+    except CommandFailedError as error:
+        return {"failed": str(error)}
     report = json.loads(watched.last_line)
+    gpu_busy, watts = samples.after(report["startup_s"])
     return {
         "rows_per_s": report["steady_items_per_s"] or report["items_per_s"],
         "whole_rows_per_s": report["num_items"] / watched.wall_s, "startup_s": report["startup_s"],
         "bottleneck": report["observed_bottleneck"], "idle": idle_shares(report["steps"]),
-        "gpu_busy": mean(samples.busy) if samples.busy else None,
-        "watts": mean(samples.watts) if samples.watts else None, "peak_mib": watched.peak_bytes / MIB,
+        "gpu_busy": gpu_busy, "watts": watts, "peak_mib": watched.peak_bytes / MIB,
     }  # fmt: skip
 
 

@@ -206,7 +206,7 @@ def _budget(folder: Path, vision: VisionTower, *, is_complete: bool) -> dict[str
             raise ModelError(f"{path}: {key} = {settings[key]!r}: the model has {value}; save its own image processor")
     if fills:
         most = settings.get("max_soft_tokens")
-        if not isinstance(most, int) or most < 1:
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise ModelError(f"{path}: max_soft_tokens = {most!r}: expected a number of tokens, from 1 up")
         return {"max_patches": most * vision.merge_size**2}
     size = settings.get("size") or {}

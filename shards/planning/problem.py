@@ -277,7 +277,8 @@ def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPre
     cores_rate, cpu_s = None, sum(cpu_seconds.values())
     if problem.num_cores is not None and cpu_s:
         cores_rate = problem.num_cores / cpu_s
-    limits = {f"stage {number}": rate for number, rate in enumerate(rates)} | _own_cores_rates(stages, loads)
+    longest_first = sorted(range(len(loads)), key=lambda number: -loads[number].seconds)  # of those with one rate
+    limits = {f"stage {number}": rates[number] for number in longest_first} | _own_cores_rates(stages, loads)
     items_per_s = min(*limits.values(), cores_rate if cores_rate is not None else float("inf"))
     return PlanPrediction(items_per_s, _bottleneck(limits, cores_rate, cpu_seconds), loads, cores_rate, cpu_seconds)
 
@@ -285,18 +286,22 @@ def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPre
 def _rates(problem: PlacementProblem, stages: Sequence[PlacedStage], loads: Sequence[StageLoad]) -> list[float]:
     """Return the items per second of each stage.
 
-    Stages on parts of one GPU have parts of its memory. Of its time each takes what it needs, so all have one rate.
+    Stages on parts of GPUs have parts of their memory. Of their time each takes what it needs, so all have one rate.
     """
-    parts = [stage for stage in stages if stage.pool.hides_copies and stage.devices < 1]
     found = []
     for stage, load in zip(stages, loads, strict=True):
         seconds, speed = load.seconds, stage.speed
-        beside = [other for other in parts if other.pool is stage.pool]
-        if stage in parts and sum(other.devices for other in beside) <= 1:
-            device_s = sum(problem.towers_s(other.pool, other.spec) for other in beside)
-            seconds, speed = max(device_s, seconds), 1.0
+        if _is_on_part(stage):
+            beside = [other for other in stages if _is_on_part(other) and other.pool is stage.pool]
+            towers_s = sum(problem.towers_s(other.pool, other.spec) for other in beside)
+            num_gpus = max(1.0, sum(other.devices for other in beside))
+            seconds, speed = max(towers_s / num_gpus, seconds), 1.0
         found.append(speed / seconds if seconds else float("inf"))
     return found
+
+
+def _is_on_part(stage: PlacedStage) -> bool:
+    return stage.pool.hides_copies and stage.devices < 1
 
 
 def _own_cores_rates(stages: Sequence[PlacedStage], loads: Sequence[StageLoad]) -> dict[str, float]:

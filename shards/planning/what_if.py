@@ -124,6 +124,8 @@ def _one_more_planned(problem: PlacementProblem, num_stages: int, prediction: Pl
             cores += pool.to_counted_cores(1.0)
         more = replace(problem, pools=pools, num_cores=cores)
         placement = best_placement(more, num_stages)
-        rate = placement.items_per_s if placement is not None else 0.0
+        rate = prediction.items_per_s  # a device that is left idle is no loss
+        if placement is not None:
+            rate = max(rate, predict(more, placement.stages).items_per_s)
         found.append(OneMore("fleet", pool.device.name, rate, rate / prediction.items_per_s - 1))
     return found

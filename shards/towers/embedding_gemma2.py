@@ -640,7 +640,7 @@ ONE_TOWERS = {
         "EmbeddingGemma2Config",
         _read,
         {"vision": "vision_tower.", "text": "language_model.", "beside": "embed_vision."},
-        ignored=("audio_tower.", "embed_audio."),
+        ignored=("audio_tower.", "embed_audio.", "model.audio_tower.", "model.embed_audio."),
         place=_place,
         is_chat=False,
     )

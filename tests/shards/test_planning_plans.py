@@ -64,6 +64,16 @@ def test_the_predicted_throughput_is_that_of_the_search(make, devices):
     assert prediction.items_per_s > placement.items_per_s
 
 
+@pytest.mark.parametrize("num_stages", [3, 4, 6])
+def test_stages_on_parts_of_several_gpus_share_their_time_and_one_more_is_no_loss(make, num_stages):
+    problems = [make(f"{number}xH100", dtype="bfloat16") for number in (1, 2)]
+    rates = [plan_placement(problem, num_stages).items_per_s for problem in problems]
+    assert rates[0] <= rates[1] * (1 + 1e-6)
+    for problem in problems:
+        gains = [more.gain for more in what_if(problem, num_stages, 1000).one_more]
+        assert min(gains) >= -1e-6, gains
+
+
 def test_reasons_are_the_neighbours_own_plans(make):
     problem = make("2xT4, 16xCPU")
     plan = plan_placement(problem, 3)

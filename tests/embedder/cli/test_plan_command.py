@@ -111,8 +111,8 @@ def test_the_number_of_stages_is_told_with_what_fixes_it(options, line, config_o
 
 
 def test_a_fixed_number_that_costs_much_says_how_to_have_the_best(config_only):
-    devices = ["--devices", "2xA100:80GB"]
-    assert "without --stages the best number is searched" in shown_plan(config_only, *devices, "--stages", "4")
+    devices = ["--devices", "3xA100:80GB"]
+    assert "without --stages the best number is searched" in shown_plan(config_only, *devices, "--stages", "2")
     assert "is searched" not in shown_plan(config_only, *devices)
 
 

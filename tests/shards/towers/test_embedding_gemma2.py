@@ -175,8 +175,10 @@ def test_audio_is_left_out_and_no_picture_comes_with_a_text(checkpoint, model, t
     audio = {
         f"{part}.weight": torch.ones(3) for part in ("audio_tower.output_proj", "embed_audio.embedding_projection")
     }
-    save_file(tensors | audio, folder / WEIGHTS_FILE)
-    assert import_checkpoint(folder, tmp_path / "out") == load_model_config(model).model_copy(update={"name": "in"})
+    for outer in ("model.", ""):
+        save_file({outer + name: value for name, value in (tensors | audio).items()}, folder / WEIGHTS_FILE)
+        imported = import_checkpoint(folder, tmp_path / f"{outer}out")
+        assert imported == load_model_config(model).model_copy(update={"name": "in"})
     with pytest.raises(ModelError, match="--join-captions"):
         import_checkpoint(folder, tmp_path / "joined", join_captions=True)
     tree = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -238,6 +240,7 @@ SCALED = {"full_attention": ROPE | {"rope_type": "linear", "factor": 2.0}, "slid
         (None, {"image_token_id": 399}, "image_token_id is 399"),
         ("image_processor", {"pooling_kernel_size": 2}, "pooling_kernel_size = 2: the model has 3"),
         ("image_processor", {"max_soft_tokens": "many"}, "max_soft_tokens = 'many'"),
+        ("image_processor", {"max_soft_tokens": True}, "max_soft_tokens = True"),
         ("image_processor", {"do_resize": False}, "do_resize"),
     ],
 )
