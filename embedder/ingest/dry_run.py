@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunConfig
-from embedder.ingest.comparison import compare_listing
+from embedder.ingest.comparison import ListingComparison, compare_listing
 from embedder.ingest.guards import Verdict, check_forced, judge_hold, judge_listing
 from embedder.ingest.inputs import Inputs, open_inputs
 from embedder.ingest.model_work import ModelPlan, check_models
@@ -25,7 +25,6 @@ from embedder.store.journal.runs import REPORT_FILE, all_runs
 from embedder.store.layout import Current, run_file
 from embedder.store.tables.arrow_lookup import KnownIds, without_items
 from embedder.store.tables.tables import RecordTable
-from embedder.user_steps.run_steps import depend_on_content
 from shards.file_schema import parse_json
 
 NUM_RUNS = 5  # the estimate is made of their medians
@@ -133,10 +132,7 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     left = replace(found.work.difference, to_embed=held.leave_out(changing))
     num_taken_over, work = changing.num_rows - left.to_embed.num_rows, replace(found.work, difference=left)
     chosen = left.first(options.limit).to_embed
-    may_share = options.given is None and depend_on_content(config.step)
-    num_moved, num_copied = found.copies.count_likely(work.retired["item_id"]) if may_share else (0, 0)
-    others = without_items(chosen, found.copies.likely_ids)
-    num_new_copies = count_new_copies(others) if may_share else 0
+    num_moved, num_copied, num_new_copies = _count_copies(found, chosen)
     num_computed = max(0, chosen.num_rows - num_moved - num_copied - num_new_copies)
     return Forecast(
         reasons=_reasons(work),
@@ -159,6 +155,15 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
         left_out=tuple(inputs.left_out.with_read(found.read_before).lines()),
         damage=tuple(found.damage),
     )
+
+
+def _count_copies(found: ListingComparison, chosen: pa.Table) -> tuple[int, int, int]:
+    """Return the numbers of items that were probably moved, that were copied, and that are copies of new ones."""
+    if not found.inputs.rows_follow_content:
+        return 0, 0, 0
+    others = without_items(chosen, found.copies.likely_ids)
+    num_new = 0 if found.inputs.options.given else count_new_copies(others)
+    return *found.copies.count_likely(found.work.retired["item_id"]), num_new
 
 
 def _describe_hold(address: str, current: Current | None, options: IngestOptions) -> str | None:

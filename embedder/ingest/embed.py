@@ -57,7 +57,6 @@ from embedder.store.store_info import bind_store, check_writable, other_librarie
 from embedder.store.tables.arrow_lookup import without_ids, without_items
 from embedder.store.tables.tables import RecordTable
 from embedder.store_index.keep_index import index_builder, make_first_index
-from embedder.user_steps.run_steps import depend_on_content
 from shards.model_summary import untrained_reason
 
 LOG = logging.getLogger(__name__)
@@ -219,13 +218,13 @@ def _begin(found: ListingComparison, observer: RunObserver) -> _Session:
     if held.as_listed:
         run = _take_over(run, held.as_listed, to_embed, inputs.config.rows_per_part)
     has_values_beside = not {"takeout", "xmp"}.isdisjoint(inputs.config.captions.places)  # they are no content
-    may_share = not has_values_beside and depend_on_content(inputs.config.step)
+    may_share = not has_values_beside and inputs.rows_follow_content
     is_resumed = found.unfinished is not None and may_share
     if is_resumed and (copies := find_finished_copies(run, to_embed)):  # of a killed session
         run, is_taken = _take_over(run, copies, to_embed, inputs.config.rows_per_part), True
     if is_taken:
         found = found.with_finished(finished_items(run))  # what could be copied is now in the journal
-    if depend_on_content(inputs.config.step):
+    if inputs.rows_follow_content:
         held = replace(held, copies=found.copies.table, current=found.current)
     num_purged = found.listing.num_rows - found.work.num_listed
     LOG.info(found.work.describe() + (f"; {num_purged:,} purged and left out" if num_purged else ""))
@@ -261,7 +260,7 @@ def _embed(session: _Session, observer: RunObserver) -> EngineOutcome:
 def _find_new_copies(found: ListingComparison, to_embed: pa.Table) -> pa.Table:
     """Look for items that are there twice among those that no publication is likely to have (`NEW_COPIES`)."""
     options = found.inputs.options
-    if options.given is not None or not depend_on_content(found.inputs.config.step):  # given ones are not there yet
+    if options.given is not None or not found.inputs.rows_follow_content:  # given ones are not there yet
         return NEW_COPIES.empty_table()
     most_s = MAX_COPIES_S if options.max_hours is None else min(MAX_COPIES_S, COPIES_SHARE * 3600 * options.max_hours)
     others = without_items(to_embed, found.copies.likely_ids)

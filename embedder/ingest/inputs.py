@@ -40,7 +40,7 @@ from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_
 from embedder.store.store_info import output_columns, served_info
 from embedder.store.tables.tables import RecordTable
 from embedder.user_steps.declared_steps import check_columns
-from embedder.user_steps.run_steps import decoded_steps
+from embedder.user_steps.run_steps import decoded_steps, depend_on_content
 from shards.plan import ShardPlan
 
 EMBED = IngestOptions()
@@ -78,6 +78,11 @@ class Inputs:
     def views(self) -> list[tuple[StoreFiles, StoreInfo]]:
         """Views of the further models, each with its model and preprocessing."""
         return [(model.files(self.files), model.info) for model in self.models[1:]]
+
+    @property
+    def rows_follow_content(self) -> bool:
+        """Whether items of one content have the same rows, whatever their names: no own step takes those."""
+        return depend_on_content(self.config.step)
 
     @property
     def decode(self) -> DecodeSpec:
