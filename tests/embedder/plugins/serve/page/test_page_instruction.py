@@ -68,7 +68,7 @@ def test_a_link_with_an_instruction_is_searched_without_it_until_the_status_answ
         [round(hit.score, 5) for hit in store.search(WORDS, k=40, instruction=each)] for each in (None, OTHER)
     )
     page = open_page(url)
-    page.route("**/status", lambda route: route.abort())
+    page.route("**/status", lambda route: route.fulfill(status=500))
     link = f"{url}/?q={WORDS.replace(' ', '+')}&instruction={OTHER.replace(' ', '+')}"
     with page.expect_response(lambda answer: answer.url.endswith("/search")) as asked:
         page.goto(link)
