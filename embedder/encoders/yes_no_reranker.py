@@ -55,12 +55,14 @@ class YesNoReranker(Stage):
         """Load the weights."""
         _ = self._shard
 
-    def process(self, rows: "pa.RecordBatch") -> dict[str, NDArray[np.float32]]:
-        """Score pairs of one query or several; 0 where there is neither picture nor caption.
+    def process(self, rows: "pa.RecordBatch") -> dict[str, "pa.FloatArray"]:
+        """Score pairs of one query or several; null where there is neither picture nor caption.
 
         Raises:
             ConfigError: the query fills what the model reads.
         """
+        import pyarrow as pa
+
         scores = np.zeros(rows.num_rows, np.float32)
         queries, images, captions = (rows[name].to_pylist() for name in ("query", "image", "caption"))
         with self._turn:
@@ -73,7 +75,8 @@ class YesNoReranker(Stage):
                     scores[some] = _scores(self._shard(self._pictures([images[each] for each in some])).vision)
                 for some in _batches(read):
                     scores[some] = _scores(self._shard(_texts([encoder.encode(captions[each]) for each in some])).text)
-        return {"score": scores}
+        is_empty = [image is None and caption is None for image, caption in zip(images, captions, strict=True)]
+        return {"score": pa.array(scores, mask=np.array(is_empty, bool))}
 
     def _ask(self, query: str) -> CaptionEncoder:
         """Put a query in front of pictures, and return the tokeniser of captions behind it."""

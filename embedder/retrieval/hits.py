@@ -307,7 +307,8 @@ class Searchable(ABC, Generic[H]):
                 `resources` at once (else 8). It gets some of the columns `query`, `caption`, `image` (on a white
                 square, as `Hit.image` gives it, or in its proportions up to `max_side_px` of its `resources`),
                 `item_id`, `segment` and `cosine`, and returns `score`, by which those hits are ordered
-                (`Hit.rerank_score`).
+                (`Hit.rerank_score`); null where there is nothing to score. A query that it refuses by a ConfigError
+                keeps its first order, and `Hits.warnings` says why.
             keywords: fields of `SearchOptions` that override `options`: `k=5, where="price < 10"`.
 
         Returns:
@@ -331,7 +332,8 @@ class Searchable(ABC, Generic[H]):
                 raise ConfigError(
                     f"{type(reranker).__name__}: it scores what fits a text; search with one, or without rerank"
                 )
-            wanted = replace(options, k=max(options.k, options.rerank or 0), rerank=0)
+            usual_s = DEFAULT_OPTIONS.rerank_timeout_s  # so that a service, which may be older, isn't sent another
+            wanted = replace(options, k=max(options.k, options.rerank or 0), rerank=0, rerank_timeout_s=usual_s)
         answers = self._answer(queries, wanted)
         for parts, hits in zip(queries.parts, answers, strict=True):
             hits.parts, hits.query = parts, parts.name

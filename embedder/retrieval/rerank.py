@@ -1,5 +1,6 @@
 """Re-ranking of the first hits by a second model: a `Stage` that scores pairs of a query and a hit."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 SCORE = "score"
 BATCH_ROWS = 8  # of a stage that declares no `batch_size`: what may be scored beyond the time
+LATE, REFUSED = "the re-ranker had scored", "the hits come in their first order"  # how `Hits.warnings` begin
 RERANK_RULE = "rerank and reranker go together: search(query, k=10, rerank=50, reranker=your_stage)"
 _IMAGE = pa.struct({"pixels": pa.binary(), "height": pa.int32(), "width": pa.int32()})
 _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[["str | None", Hit], Any]]] = {
@@ -62,12 +64,13 @@ def rerank_hits(
     """Order the first hits of a query by the stage's scores, best first, as far as `options` give hits and time to it.
 
     `pixels` yields the images of the first ones, uint8 (H, W, 3), where the stage scores images; None: that one is
-    gone. Hits that the stage can't score, as their image is gone or they have no caption, follow in their order, then
-    those beyond. The time is counted from `began_s` of the clock `now`. A stage that fails, or that returns another
-    number of scores, raises; so does a score that is not finite (ConfigError).
+    gone. Hits that the stage can't score, as their image is gone or they have no caption, or scores null, follow in
+    their order, then those beyond. The time is counted from `began_s` of the clock `now`. A stage that fails raises,
+    and so does (ConfigError) another number of scores, or one that is not finite.
 
     Returns:
-        Why the hits are in their first order, where the time was too short; else None.
+        Why the hits are in their first order, where the time was too short (`LATE`), or the stage refuses the query by
+        a ConfigError (`REFUSED`); else None.
     """
     first, ends_s = hits[: options.rerank], began_s + options.rerank_timeout_s
     scores: list[float | None] = []
@@ -77,11 +80,15 @@ def rerank_hits(
         images = None if pixels is None else [next(pixels) for _ in some if now() < ends_s]
         if now() >= ends_s:
             return (
-                f"the re-ranker had scored {len(scores):,} of {len(first):,} first hits after "
+                f"{LATE} {len(scores):,} of {len(first):,} first hits after "
                 f"{options.rerank_timeout_s:g} s, so they come in their first order; give it more time with "
                 "rerank_timeout_s, or fewer hits with rerank"
             )
-        scores += _score_batch(stage, _rows_of(query, some, images, [*stage.columns_in, *stage.columns_optional]))
+        rows = _rows_of(query, some, images, [*stage.columns_in, *stage.columns_optional])
+        found = _score_batch(stage, rows)
+        if isinstance(found, ConfigError):
+            return f"{REFUSED}: {found}"
+        scores += found
     scored = [(score, hit) for score, hit in zip(scores, first, strict=True) if score is not None]
     best_first = sorted(scored, key=lambda each: -each[0])
     left = [hit for score, hit in zip(scores, first, strict=True) if score is None]
@@ -89,8 +96,8 @@ def rerank_hits(
     return None
 
 
-def _score_batch(stage: "Stage", rows: pa.Table) -> list[float | None]:
-    """Score the rows that have all that the stage needs; None for others."""
+def _score_batch(stage: "Stage", rows: pa.Table) -> list[float | None] | ConfigError:
+    """Score the rows that have all that the stage needs; None for others. Return the error by which it refuses them."""
     is_whole = np.ones(rows.num_rows, bool)
     for name in stage.columns_in:
         is_whole &= rows[name].is_valid().to_numpy(zero_copy_only=False)
@@ -98,7 +105,11 @@ def _score_batch(stage: "Stage", rows: pa.Table) -> list[float | None]:
     scores: list[float | None] = [None] * rows.num_rows
     if len(places):
         (batch,) = rows.take(pa.array(places)).combine_chunks().to_batches()
-        for place, score in zip(places, _scores_of(stage, batch).tolist(), strict=True):
+        try:
+            found = stage.process(batch)[SCORE]
+        except ConfigError as error:
+            return error
+        for place, score in zip(places, _read_scores(stage, found, len(places)), strict=True):
             scores[place] = score
     return scores
 
@@ -125,12 +136,13 @@ def _rows_of(query: str | None, hits: list[Hit], pixels: Sequence[Pixels | None]
     return pa.table({name: columns[name] for name in names})
 
 
-def _scores_of(stage: "Stage", rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.float64]]:
-    found = stage.process(rows)
-    scores = np.asarray(found[SCORE], np.float64)
-    if scores.shape != (rows.num_rows,) or not np.isfinite(scores).all():
-        raise ConfigError(
-            f"{type(stage).__name__}: found scores of shape {scores.shape} for {rows.num_rows} hits; return one finite "
-            "number for each row"
-        )
-    return scores
+def _read_scores(stage: "Stage", found: Any, num_rows: int) -> list[float | None]:
+    values = found.to_pylist() if isinstance(found, pa.Array | pa.ChunkedArray) else found
+    if np.shape(values) == (num_rows,):
+        scores = [None if each is None else float(each) for each in values]
+        if all(each is None or math.isfinite(each) for each in scores):
+            return scores
+    raise ConfigError(
+        f"{type(stage).__name__}: found scores of shape {np.shape(values)} for {num_rows} hits; return one finite "
+        "number for each row, or null where there is nothing to score"
+    )

@@ -136,8 +136,7 @@ def evaluate(
     check_has_vectors(store.files, store.current)
     if store.info.searched == "text":
         raise StoreError(ONE_TOWER.format(address=store.files.address, side="vision"))
-    if options.reranker is not None or options.rerank is not None:
-        check_reranker(options.reranker, options.rerank)
+    reranking = _read_reranking(options)
     file = None if options.queries is None else read_query_file(options.queries, options.group)
     LOG.info("reading ids and queries")
     images = ImageTable(RecordTable(store.files, "embeddings", store.current.embeddings))
@@ -146,7 +145,7 @@ def evaluate(
     else:
         query_set = file_query_set(file, store, images, options.num_queries, options.group)
     found = _search(store, images, query_set, max(options.ks))
-    return _report(store, options, found)
+    return _report(store, options, found, reranking)
 
 
 def _search(store: Store, images: ImageTable, query_set: QuerySet, k: int) -> _SearchedQueries:
@@ -164,7 +163,9 @@ def _search(store: Store, images: ImageTable, query_set: QuerySet, k: int) -> _S
     return _SearchedQueries(images, query_set, right_items, exact, answers)
 
 
-def _report(store: Store, options: EvaluationOptions, found: _SearchedQueries) -> Evaluation:
+def _report(
+    store: Store, options: EvaluationOptions, found: _SearchedQueries, reranking: SearchOptions | None
+) -> Evaluation:
     """Make figures of what was found, and time the encoder."""
     query_set, exact, answers = found.query_set, found.exact, found.through_index
     encoding, failure = _time_encoding(store, query_set.texts[:NUM_ENCODED])
@@ -186,7 +187,7 @@ def _report(store: Store, options: EvaluationOptions, found: _SearchedQueries) -
             r_at=recalls(exact.ranks, options.ks), mrr=mean_reciprocal_rank(exact.ranks), ndcg_at_10=_ndcg(found)
         ),
         index=None if answers is None else index_figures(answers, exact, query_set.vectors, options.ks),
-        rerank=_rerank_figures(store, options, query_set),
+        rerank=_rerank_figures(store, options, reranking, query_set),
         encoding=encoding,
         groups=_group_figures(found, options.ks),
         hard=_hard(query_set.texts, exact.ranks),
@@ -198,12 +199,22 @@ def _report(store: Store, options: EvaluationOptions, found: _SearchedQueries) -
     )
 
 
-def _rerank_figures(store: Store, options: EvaluationOptions, query_set: QuerySet) -> RerankFigures | None:
-    """Figures of the re-ranker; None without one."""
-    if options.reranker is None or options.rerank is None:
+def _read_reranking(options: EvaluationOptions) -> SearchOptions | None:
+    """Options of the searches with the re-ranker, which are checked before any search; None without one."""
+    if options.reranker is None and options.rerank is None:
         return None
-    LOG.info(f"scoring the first {options.rerank} hits of {plural(len(query_set.texts), 'query', 'queries')} again")
-    wanted = SearchOptions(k=options.rerank, rerank=options.rerank, rerank_timeout_s=options.rerank_timeout_s)
+    wanted = SearchOptions(rerank=options.rerank, rerank_timeout_s=options.rerank_timeout_s)
+    check_reranker(options.reranker, wanted.rerank)
+    return replace(wanted, k=wanted.rerank or 1)
+
+
+def _rerank_figures(
+    store: Store, options: EvaluationOptions, wanted: SearchOptions | None, query_set: QuerySet
+) -> RerankFigures | None:
+    """Figures of the re-ranker; None without one."""
+    if options.reranker is None or wanted is None:
+        return None
+    LOG.info(f"scoring the first {wanted.rerank} hits of {plural(len(query_set.texts), 'query', 'queries')} again")
     return measure_reranker(store, options.reranker, wanted, query_set, options.ks)
 
 

@@ -46,7 +46,7 @@ def evaluate(
     from embedder.retrieval.store_api import open_store
 
     options = EvaluationOptions(
-        queries, k, group, num_queries, rerank.rerank, rerank.load(), rerank_timeout_s=rerank.rerank_timeout_s
+        queries, k, group, num_queries, rerank.rerank or None, rerank.load(), rerank_timeout_s=rerank.rerank_timeout_s
     )
     opened = open_store(
         run.required_store,
@@ -125,8 +125,9 @@ def _quality(found: "Evaluation") -> Table:
 def _rerank(found: "RerankFigures") -> Table:
     ks = list(found.r_at)
     late = f", {found.num_late:,} late" if found.num_late else ""
+    refused = f", {found.num_refused:,} refused" if found.num_refused else ""
     table = _figure_table(
-        f"re-ranker of {found.num_hits} hits{late}", *(f"R@{k}" for k in ks), "MRR", "p50, s", "p99, s"
+        f"re-ranker of {found.num_hits} hits{late}{refused}", *(f"R@{k}" for k in ks), "MRR", "p50, s", "p99, s"
     )
     table.add_row("before", *(_estimate(found.r_at_before[k]) for k in ks), _estimate(found.mrr_before), "", "")
     seconds = (f"{each / 1e3:.3f}" for each in (found.seconds.p50_ms, found.seconds.p99_ms))

@@ -60,6 +60,7 @@ class RerankFigures(ReportSection):
     timeout_s: float = Field(description="seconds that it had for a query")
     num_queries: int
     num_late: int = Field(description="queries that it had no time for: they count in their first order")
+    num_refused: int = Field(0, description="queries too long for it: they count in their first order, too")
     r_at_before: dict[int, ConfidenceInterval] = Field(description="R@k of the first order, as searches answer it")
     r_at: dict[int, ConfidenceInterval] = Field(description="R@k of its order")
     mrr_before: ConfidenceInterval

@@ -1,6 +1,7 @@
 """What a re-ranker brings: ranks of the right items among the first hits, before and after, and its time."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from embedder.plugins.evaluate.retrieval_metrics import Values, mean, recalls
 from embedder.retrieval.hit import Hit
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.rank_metrics import reciprocal_ranks
+from embedder.retrieval.rerank import LATE, REFUSED
 from embedder.retrieval.store_api import Store
 from embedder.steps.stage_contract import Stage
 
@@ -24,21 +26,23 @@ def measure_reranker(
     right: list[set[str]] = [set() for _ in query_set.texts]
     for number, item_id in zip(query_set.queries.tolist(), query_set.item_ids, strict=True):
         right[number].add(item_id)
-    before, after, seconds, num_late = [], [], [], 0
+    before, after, seconds, warnings = [], [], [], []
     for text, items in zip(query_set.texts, right, strict=True):
         began_s = time.perf_counter()
-        hits = store.search(text, options, reranker=stage)
+        hits = store.search(text, replace(options, rerank=0))
+        before.append(_rank_of(items, hits))
+        hits.rerank(stage, options)
         seconds.append(time.perf_counter() - began_s)
-        num_late += all(hit.rerank_score is None for hit in hits)
         after.append(_rank_of(items, hits))
-        before.append(_rank_of(items, sorted(hits, key=lambda hit: -hit.score)))
+        warnings += hits.warnings
     p50, p99 = np.quantile(seconds, (0.5, 0.99), method="higher")
     ranks = np.array(before, np.int64), np.array(after, np.int64)
     return RerankFigures(
         num_hits=options.rerank or 0,
         timeout_s=options.rerank_timeout_s,
         num_queries=len(after),
-        num_late=num_late,
+        num_late=sum(line.startswith(LATE) for line in warnings),
+        num_refused=sum(line.startswith(REFUSED) for line in warnings),
         r_at_before=recalls(ranks[0], ks),
         r_at=recalls(ranks[1], ks),
         mrr_before=_reciprocal_mean(ranks[0]),

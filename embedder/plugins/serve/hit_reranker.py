@@ -2,11 +2,11 @@
 
 import logging
 import time
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from embedder.encoders.yes_no_reranker import YesNoReranker
-from embedder.errors import ConfigError
 from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.plugins.serve.api_schema import Query
@@ -17,11 +17,12 @@ from embedder.plugins.serve.serve_metrics import Metrics
 from embedder.plugins.serve.serve_settings import ServeSettings
 from embedder.plugins.serve.thumbnails import DecoderThreads
 from embedder.redaction import mask
-from embedder.retrieval.hit import Hit, decode_hits
+from embedder.retrieval.hit import Hit, Pixels, decode_hits
 from embedder.retrieval.hits import Hits
 from embedder.retrieval.queries import DEFAULT_OPTIONS, SearchOptions
 from embedder.retrieval.rerank import image_size_of, rerank_hits
 from embedder.sources.fetch import Fetcher
+from embedder.storage.item_error import ItemError
 
 LOG = logging.getLogger(__name__)
 TEXT_RULE = "a re-ranker scores what fits a text", "search with a text, or leave it out"
@@ -59,39 +60,43 @@ class HitReranker:
         return replace(options, rerank=num_hits, rerank_timeout_s=timeout_s if num_hits else usual)
 
     async def order(self, asked: Asked, hits: Hits) -> bool:
-        """Order the first hits that no page has shown; return whether that was done, or else a warning says why not."""
+        """Order the first hits that no page has shown; return whether that is final.
+
+        It is not where a warning says why that was not done, or an image could not be read for a moment.
+        """
         options, began_s = asked.options or DEFAULT_OPTIONS, time.monotonic()
         first, rest = hits[: options.rerank], hits[options.rerank or 0 :]
         first, _ = following(first, asked.seen, replace(options, k=max(1, len(first))))
         if not first:
             return True
         try:
-            late = await self._threads.run(lambda *threads: self._order(asked, first, began_s, *threads))
+            late, is_final = await self._threads.run(lambda *threads: self._order(asked, first, began_s, *threads))
         except RequestError:
             late = "too many searches wait for the re-ranker, so the hits come in their first order; search again"
+            is_final = False
         if late is not None:
             hits.warnings.append(late)
         hits[:] = [*first, *rest]
-        return late is None
+        return is_final
 
     def _order(
         self, asked: Asked, hits: list[Hit], began_s: float, decoder: SandboxedDecoder, fetcher: Fetcher
-    ) -> str | None:
+    ) -> tuple[str | None, bool]:
+        """Return why the hits are in their first order, if they are, and whether the order is final."""
         stage, options = self._stage, asked.options
         if stage is None or options is None:
             raise TypeError("nothing is to be scored")
         for hit in hits:
             vars(hit)["files"] = asked.publication.files
         resize = image_size_of(stage)
-        found = () if resize is None else decode_hits(hits, resize, decoder, fetcher)
-        pixels = None if resize is None else (None if isinstance(each, Exception) else each for each in found)
+        failures: list[ItemError] = []
+        pixels = None if resize is None else _note_failures(decode_hits(hits, resize, decoder, fetcher), failures)
         try:
-            return rerank_hits(hits, asked.text, stage, replace(options, rerank=len(hits)), pixels, began_s)
-        except ConfigError as error:  # of the query
-            return f"the hits come in their first order: {error}"
+            late = rerank_hits(hits, asked.text, stage, replace(options, rerank=len(hits)), pixels, began_s)
+            return late, late is None and not any(each.transient for each in failures)
         except Exception as error:  # noqa: BLE001  # of one search, which is answered all the same
             LOG.warning(f"the re-ranker fails: {mask(str(error) or type(error).__name__)}")
-            return f"the re-ranker fails ({type(error).__name__}), so the hits come in their first order"
+            return f"the re-ranker fails ({type(error).__name__}), so the hits come in their first order", False
         finally:
             self._metrics.rerank_seconds.observe(time.monotonic() - began_s)
             if pixels is not None:
@@ -100,6 +105,16 @@ class HitReranker:
     def close(self) -> None:
         """End its thread."""
         self._threads.close()
+
+
+def _note_failures(found: Iterable[Pixels | ItemError], failures: list[ItemError]) -> Generator[Pixels | None]:
+    """Yield the pixels, or None for an error, which `failures` get."""
+    for each in found:
+        if isinstance(each, ItemError):
+            failures.append(each)
+            yield None
+        else:
+            yield each
 
 
 def whole_address(reranker: str) -> str:

@@ -32,7 +32,7 @@ from embedder.plugins.serve.query_parts import (
     image_content,
     read_content,
 )
-from embedder.plugins.serve.search_batch import Asked, page_of
+from embedder.plugins.serve.search_batch import Asked
 from embedder.plugins.serve.serve_errors import RequestError, invalid, mistake
 from embedder.plugins.serve.served_publication import ServedPublication
 from embedder.plugins.serve.service import Service
@@ -237,7 +237,7 @@ async def _ask_in_steps(
         return found
     if not await service.reranker.order(asked, found):
         service.answers.forget(key)
-    return await service.lookups.run(page_of, asked, found)
+    return await service.write_page(asked, found)
 
 
 def _require_text(query: Query, where: str, options: SearchOptions) -> None:

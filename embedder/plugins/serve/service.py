@@ -14,13 +14,14 @@ from embedder.media.limits import DecodeLimits
 from embedder.plugins.serve.hit_reranker import HitReranker
 from embedder.plugins.serve.micro_batcher import BusyError, MicroBatcher
 from embedder.plugins.serve.publications import Publications
-from embedder.plugins.serve.search_batch import Answer, Asked, BatchSearcher
+from embedder.plugins.serve.search_batch import Answer, Asked, BatchSearcher, page_of
 from embedder.plugins.serve.serve_errors import RequestError, busy, mistake
 from embedder.plugins.serve.serve_metrics import Metrics
 from embedder.plugins.serve.serve_settings import ServeSettings
 from embedder.plugins.serve.served_publication import ServedPublication
 from embedder.plugins.serve.task_threads import TaskThreads
 from embedder.plugins.serve.thumbnails import DecoderThreads, ThumbnailCache, Thumbnails
+from embedder.retrieval.hits import Hits
 from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
 
@@ -150,6 +151,10 @@ class Service:
         except BusyError as error:
             self.metrics.refused.labels("queries").inc()
             raise busy(str(error)) from None
+
+    async def write_page(self, asked: Asked, hits: Hits) -> bytes:
+        """Write the JSON of a query's hits, in the threads of searches: as many may wait as queries are answered."""
+        return await self._loop.run_in_executor(self._workers, page_of, asked, hits)
 
     async def publication(self, version: str | None) -> ServedPublication:
         """Return a publication by name, None for the newest; RequestError if it is unknown or no longer readable."""

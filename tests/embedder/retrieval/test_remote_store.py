@@ -86,6 +86,19 @@ def test_a_second_model_orders_the_hits_of_a_service_by_their_images(local, fold
         assert hiding.more(hits) == []
 
 
+def test_a_second_model_here_asks_a_service_for_nothing_that_an_older_one_does_not_know(folder, monkeypatch):
+    asked = []
+    with running(folder / "store") as url, embedder.connect(url) as remote:
+        post = http_client.HttpClient.post
+        monkeypatch.setattr(
+            http_client.HttpClient, "post", lambda self, path, body: asked.append(body) or post(self, path, body)
+        )
+        hits = remote.search("a red car", k=4, rerank=8, reranker=Brightness(), rerank_timeout_s=29)
+    assert None not in [hit.rerank_score for hit in hits]
+    (body,) = asked
+    assert [name for name in body if name.startswith("rerank")] == []
+
+
 IMAGE, OTHER = samples.image_bytes(1), samples.image_bytes(2, "JPEG")
 SEARCHES = {
     "a text": lambda store, folder: store.search("a red car"),

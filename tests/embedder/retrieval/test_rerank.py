@@ -4,6 +4,7 @@ import time
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import samples
 
@@ -49,6 +50,21 @@ class NotANumber(Backwards):
 class TooFew(Backwards):
     def process(self, rows: Any) -> Any:
         return {"score": [1.0]}
+
+
+class ShortQueries(Backwards):
+    """Refuses a query as `YesNoReranker` refuses one that fills it; has no score for the item `unscored`."""
+
+    columns_in = ("query", "cosine", "item_id")
+
+    def __init__(self, unscored: str = "", kind: Any = list) -> None:
+        self.unscored, self.kind = unscored, kind
+
+    def process(self, rows: Any) -> Any:
+        if max(map(len, rows["query"].to_pylist())) > 20:
+            raise ConfigError("the query fills what it reads; shorten it")
+        pairs = zip(rows["item_id"].to_pylist(), rows["cosine"].to_pylist(), strict=True)
+        return {"score": self.kind([None if item_id == self.unscored else -cosine for item_id, cosine in pairs])}
 
 
 class Slow(Backwards):
@@ -125,6 +141,24 @@ def test_what_it_cannot_score_follows(folder) -> None:
     captions = [hit.caption for hit in store.search("a dog", k=6, rerank=6, reranker=Captions())]
     with_caption = [caption for caption in captions if caption is not None]
     assert captions[: len(with_caption)] == with_caption
+
+
+@pytest.mark.parametrize("kind", [list, pa.array, lambda scores: pa.chunked_array([scores[:1], scores[1:]])])
+def test_a_hit_whose_score_is_null_follows(store, kind: Any) -> None:
+    plain = [hit.item_id for hit in store.search("a dog", k=6)]
+    hits = store.search("a dog", k=6, rerank=4, reranker=ShortQueries(plain[2], kind))
+    assert [hit.item_id for hit in hits] == [plain[3], plain[1], plain[0], plain[2], *plain[4:]]
+    assert [hit.rerank_score is None for hit in hits] == [False] * 3 + [True] * 3
+
+
+def test_a_query_that_it_refuses_has_the_first_order_and_the_others_their_own(store) -> None:
+    texts = ["a dog", "a dog that is far too long", "rain"]
+    plain = [[hit.item_id for hit in store.search(text, k=6)] for text in texts]
+    answers = store.search(texts, k=3, rerank=6, reranker=ShortQueries())
+    found = [[hit.item_id for hit in hits] for hits in answers]
+    assert found == [plain[0][::-1][:3], plain[1][:3], plain[2][::-1][:3]]
+    line = "the hits come in their first order: the query fills what it reads; shorten it"
+    assert [line in hits.warnings for hits in answers] == [False, True, False]
 
 
 def test_after_its_time_the_hits_come_in_their_first_order(store) -> None:

@@ -54,6 +54,7 @@ const hooksOf = (side) => ({
 const left = new Results(find("#left .results"), hooksOf(""));
 const right = new Results(find("#right .results"), hooksOf("right"));
 let served = "";
+let isStatusAsked = false; // whether it has answered, or failed
 /** @type {string[]} further models that can be searched by */
 let furtherModels = [];
 let ownInstruction = ""; // of the main model's queries; empty where it takes none
@@ -89,7 +90,7 @@ function requestOf(state) {
 
 function show() {
   const state = now();
-  if (state.instruction && !served) return undefined; // until it is known whether the model takes one
+  if (state.instruction && !isStatusAsked) return undefined; // until it is known whether the model takes one
   const image = state.image ? imageOf(state.image) : null;
   const isAsked = hasQuery(state) || hasFilters(state) || Boolean(state.sort);
   const isSearch = !state.page && isAsked && !(state.image && !image);
@@ -208,7 +209,12 @@ async function countAll() {
 /** Looks for a new publication, and offers it quietly. */
 async function follow() {
   const { version, name, num_items: files, models, published_at: at, instruction } = await status().catch(() => ({}));
-  if (!version) return;
+  const isFirstAnswer = !isStatusAsked;
+  isStatusAsked = true;
+  if (!version) {
+    if (isFirstAnswer && now().instruction) show(); // without it
+    return;
+  }
   furtherModels = models.filter((each) => each.has_vectors).map((each) => each.name);
   showModels();
   ownInstruction = instruction ?? "";
@@ -219,21 +225,29 @@ async function follow() {
   }
   const isFirst = !served;
   served ||= version;
-  if (isFirst && now().instruction) show();
+  if (isFirst && now().instruction) {
+    if (!isFirstAnswer) forgetResults(); // those without the instruction
+    show();
+  }
 }
 
 /** Searches anew in what is published now. */
 async function refresh() {
   hideBanner("publication");
   served = "";
+  isStatusAsked = false;
   forgetFacets();
   forgetVersions();
   forgetWelcome();
   forgetPage();
-  left.forget();
-  right.forget();
+  forgetResults();
   show();
   await follow();
+}
+
+function forgetResults() {
+  left.forget();
+  right.forget();
 }
 
 function startOptions() {

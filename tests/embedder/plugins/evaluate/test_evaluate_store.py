@@ -313,26 +313,39 @@ def test_an_index_of_another_model_is_refused(make_store):
 
 
 class Nearest(Stage):
-    """Re-ranker that knows the numbers in captions; with `worst` it puts the right one last."""
+    """Re-ranker that knows the numbers in captions; with a factor of -1 it puts the right one last."""
 
     columns_in = ("query", "item_id")
     columns_out: ClassVar = {"score": "float32"}
 
-    def __init__(self, factor=1.0):
-        self.factor = factor
+    def __init__(self, factor=1.0, refused=""):
+        self.factor, self.refused = factor, refused
 
     def process(self, rows):
+        if self.refused in rows["query"].to_pylist():
+            raise ConfigError("the query fills what it reads; shorten it")
         pairs = zip(rows["query"].to_pylist(), rows["item_id"].to_pylist(), strict=True)
         return {"score": [-self.factor * abs(int(query.split()[1]) - int(name[:3])) for query, name in pairs]}
 
 
-def test_a_reranker_is_measured_before_and_after(make_store):
-    """All captions lie at one end: the first order has each picture at its number, the re-ranker each of its first."""
-    store = make_store(pictures(text_embedding=lambda number: on_arc(0)))
-    store.encode_text = lambda texts, instruction=None: np.array([on_arc(0) for _ in texts], np.float32)
-    vars(store)["encoder"] = SimpleNamespace(
-        warning=lambda *_: None, probability=lambda _: None, describe_cut=lambda _: None
-    )
+@pytest.fixture
+def make_far_store(make_store):
+    """Makes a store whose captions all lie at one end, its pictures along the arc unless `rows` change that."""
+
+    def make(**rows):
+        store = make_store(pictures(text_embedding=lambda number: on_arc(0), **rows))
+        store.encode_text = lambda texts, instruction=None: np.array([on_arc(0) for _ in texts], np.float32)
+        vars(store)["encoder"] = SimpleNamespace(
+            warning=lambda *_: None, probability=lambda _: None, describe_cut=lambda _: None
+        )
+        return store
+
+    return make
+
+
+def test_a_reranker_is_measured_before_and_after(make_far_store):
+    """The first order has each picture at its number, the re-ranker each of its first."""
+    store = make_far_store()
     found = run(store, rerank=10, reranker=Nearest()).rerank
     assert (found.num_hits, found.num_queries, found.num_late) == (10, NUM, 0)
     assert values(found.r_at_before) == {k: k / NUM for k in (1, 5, 10)}
@@ -350,3 +363,48 @@ def test_a_reranker_is_measured_before_and_after(make_store):
     assert run(store).rerank is None
     with pytest.raises(ConfigError, match="rerank and reranker go together"):
         run(store, rerank=10)
+    for options in ({"rerank": 0, "reranker": Nearest()}, {"reranker": Nearest()}):
+        with pytest.raises(ConfigError, match="rerank and reranker go together"):
+            run(store, **options)
+
+
+def test_a_query_that_the_reranker_refuses_is_counted_and_has_its_first_order(make_far_store):
+    store = make_far_store()
+    whole = run(store, rerank=10, reranker=Nearest())
+    found = run(store, rerank=10, reranker=Nearest(refused="number 7"))
+    assert (found.rerank.num_refused, found.rerank.num_late, found.rerank.num_queries) == (1, 0, NUM)
+    assert (whole.rerank.num_refused, whole.rerank.num_late) == (0, 0)
+    assert found.rerank.mrr.value == pytest.approx(whole.rerank.mrr.value - (1 - 1 / 8) / NUM)
+    lines = [str(part.columns[0].header) for part in evaluation_parts(found) if hasattr(part, "columns")]
+    assert "re-ranker of 10 hits, 1 refused" in lines
+
+
+def test_equal_cosines_count_in_the_order_of_the_search(make_far_store):
+    """The re-ranker's own order must not be taken for the one before it."""
+    store = make_far_store(image_embedding=lambda number: on_arc(number // 5 / 8))
+    ranks = [[hit.item_id for hit in store.search("x", k=10)].index(f"{number:03d}.png") for number in range(10)]
+    expected = sum(1 / (rank + 1) for rank in ranks) / NUM
+    for factor in (1.0, -1.0):
+        assert run(store, rerank=10, reranker=Nearest(factor)).rerank.mrr_before.value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rerank": -5}, "^rerank is -5; give the number of first hits"),
+        ({"rerank": 10, "rerank_timeout_s": -1}, "^rerank_timeout_s is -1.0; give seconds above 0"),
+    ],
+)
+def test_a_mistake_in_the_options_of_the_reranker_is_named_before_any_search(make_far_store, options, message):
+    store = make_far_store()
+    with pytest.raises(ConfigError, match=message):
+        run(store, reranker=Nearest(), queries="nowhere.csv", **options)
+
+
+def test_the_command_takes_no_reranker_for_zero_hits(make_store, tmp_path):
+    make_store(pictures())
+    given = ["evaluate", "--store", str(tmp_path / "store"), "--rerank", "0"]
+    done = CliRunner().invoke(app, [*given, "--json"])
+    assert (done.exit_code, json.loads(done.stdout.splitlines()[-1])["rerank"]) == (0, None), done.output
+    done = CliRunner().invoke(app, [*given, "--reranker", "folder"])
+    assert isinstance(done.exception, ConfigError) and "--rerank N and --reranker DIR go" in str(done.exception)

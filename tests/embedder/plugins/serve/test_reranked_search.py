@@ -1,6 +1,7 @@
 """A service with a re-ranker: what Python's search answers with it, in its time, or the first order and why."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from command_runs import run_here
@@ -10,9 +11,13 @@ from served import Served, form
 
 import embedder
 from embedder.config import load_config
+from embedder.encoders.yes_no_reranker import YesNoReranker
 from embedder.errors import ConfigError, ModelError, StoreError
+from embedder.plugins.serve import hit_reranker, service
 from embedder.plugins.serve.serve_settings import ServeSettings
 from embedder.plugins.serve.web_app import create_routes
+from embedder.retrieval.hit import decode_hits
+from embedder.sources.fetch import FetchError
 from shards.convert import import_reranker
 
 TEXT, MOST = "a red car", 5
@@ -84,10 +89,10 @@ def test_all_queries_with_a_text_are_scored(reranked, expected):
     assert sum(hit["rerank_score"] is not None for hit in beside["hits"]) == MOST
     alone = of(reranked.search({"item": expected[0].item_id}, k=20))
     assert {hit["rerank_score"] for hit in alone["hits"]} == {None}
-    upload = (reranked.source / "0001.png").read_bytes() if (reranked.source / "0001.png").exists() else None
-    if upload is not None:
-        body, kind = form({"queries": [{"text": TEXT, "upload": "a"}], "k": 20}, a=upload)
-        assert of(reranked.post("/search", body, kind))["hits"][0]["rerank_score"] is not None
+    upload = (reranked.source / "pictures" / "0001.png").read_bytes()
+    body, kind = form({"queries": [{"text": TEXT, "upload": "a"}], "k": 20}, a=upload)
+    shown = of(reranked.post("/search", body, kind))["hits"]
+    assert [hit["rerank_score"] is not None for hit in shown] == [True] * MOST + [False] * (len(shown) - MOST)
 
 
 def test_a_client_may_bring_its_own(reranked, server, model, expected):
@@ -117,6 +122,29 @@ def test_late_answers_have_the_first_order_and_are_not_remembered(reranked, serv
     assert "warning: the re-ranker had scored 0 of 4 first hits" in found.stdout
 
 
+@pytest.mark.parametrize("is_transient", [True, False])
+def test_a_picture_that_fails_for_a_moment_is_scored_next_time(reranked, server, is_transient, monkeypatch):
+    """What an answer lacks for good is remembered; what it lacks for a moment is not."""
+    text = f"a picture that is gone, {is_transient}"
+    plain = of(server.search({"text": text}, k=20))["hits"]
+    gone = next(hit["item_id"] for hit in plain[:MOST] if hit["caption"] is None)
+
+    def decode(hits, *rest):
+        error = FetchError("ReadError", "the disk sleeps", is_transient)
+        return (
+            error if hit.item_id == gone else found for hit, found in zip(hits, decode_hits(hits, *rest), strict=True)
+        )
+
+    monkeypatch.setattr(hit_reranker, "decode_hits", decode)
+    first = of(reranked.search({"text": text}, k=20))["hits"]
+    assert (first[MOST - 1]["item_id"], first[MOST - 1]["rerank_score"]) == (gone, None), "it follows"
+    assert [hit["rerank_score"] is None for hit in first[: MOST - 1]] == [False] * (MOST - 1)
+    monkeypatch.undo()
+    again = of(reranked.search({"text": text}, k=20))["hits"]
+    scores = [hit["rerank_score"] for hit in again if hit["item_id"] == gone]
+    assert [score is None for score in scores] == [not is_transient]
+
+
 def misses(served):
     lines = served.get("/metrics").body.decode().splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith('embedder_cache_misses_total{cache="ans'))
@@ -143,6 +171,30 @@ def test_many_at_once_wait_no_longer_than_their_time(made_store, model, tmp_path
     assert sum(not any("first order" in line for line in lines) for lines in warned) >= 1
     assert any(any("first order" in line for line in lines) for lines in warned) or took_s < 0.5
     assert took_s < 20
+
+
+def test_a_burst_beyond_its_queue_is_answered_in_the_first_order(made_store, model, tmp_path, monkeypatch):
+    """No query of a burst costs the others of its request their answers, nor those who look something up theirs."""
+    process, write = YesNoReranker.process, service.page_of
+
+    def score_slowly(stage, rows):
+        time.sleep(1)
+        return process(stage, rows)
+
+    def write_slowly(asked, hits):
+        time.sleep(0.01)
+        return write(asked, hits)
+
+    monkeypatch.setattr(YesNoReranker, "process", score_slowly)
+    monkeypatch.setattr(service, "page_of", write_slowly)
+    limits = {"reranker": model, "rerank_timeout_s": 0.5, "cache_dir": tmp_path, "max_waiting_images": 1}
+    with running(made_store[0].store, **limits) as url, ThreadPoolExecutor(4) as threads:
+        served = Served(url, *made_store)
+        bursts = [[{"text": f"a {burst} {number}"} for number in range(64)] for burst in range(4)]
+        answers = list(threads.map(lambda burst: served.search(*burst, k=3), bursts))
+    assert [(answer.status, answer.json.get("error")) for answer in answers] == [(200, None)] * 4
+    warned = [page["warnings"] for answer in answers for page in answer.json["answers"]]
+    assert len(warned) == 256 and sum(any("wait for the re-ranker" in line for line in lines) for lines in warned) > 200
 
 
 def test_what_it_cannot_do_is_refused(reranked, server, made_store):

@@ -60,3 +60,22 @@ def test_a_link_with_an_instruction_is_searched_without_where_the_model_takes_no
     expect(page.locator("#instruction")).to_have_value("Find birds")
     expect(page.locator("#instruction")).to_have_attribute("title", "This model takes no instruction")
     page.goto("about:blank")
+
+
+def test_a_link_with_an_instruction_is_searched_without_it_until_the_status_answers(open_page, instructed):
+    url, store = instructed
+    plain, other = (
+        [round(hit.score, 5) for hit in store.search(WORDS, k=40, instruction=each)] for each in (None, OTHER)
+    )
+    page = open_page(url)
+    page.route("**/status", lambda route: route.fulfill(status=500))
+    link = f"{url}/?q={WORDS.replace(' ', '+')}&instruction={OTHER.replace(' ', '+')}"
+    with page.expect_response(lambda answer: answer.url.endswith("/search")) as asked:
+        page.goto(link)
+    expect(page.locator("#left .grid .tile-link").first).to_be_visible()
+    assert scores_of(asked.value) == plain != other
+    page.unroute("**/status")
+    with page.expect_response(lambda answer: answer.url.endswith("/search")) as asked:
+        page.evaluate("dispatchEvent(new Event('online'))")
+    assert scores_of(asked.value) == other
+    page.goto("about:blank")
