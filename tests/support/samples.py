@@ -81,4 +81,6 @@ def folder(root: Path, num_images: int = 6, *, captions: bool = True, num_clips:
         (root / "clips").mkdir()
     for number in range(num_clips):
         clip(root / "clips" / f"{number}.mp4")
+        with (root / "clips" / f"{number}.mp4").open("ab") as file:
+            file.write(b"\0\0\0\x0cfree" + number.to_bytes(4, "big"))  # equal ones would be computed once
     return root

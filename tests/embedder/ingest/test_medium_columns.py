@@ -173,7 +173,8 @@ def test_an_old_store_gains_the_columns_from_headers_alone(old_store, make_run, 
     }
     for name in ("num_frames", "is_animated"):
         del expected["frames.gif", 0][name]
-    assert medium_of(after) == expected
+    read = {key: {"keywords": []} | values for key, values in expected.items()}  # so that no file is read again
+    assert medium_of(after) == read
     hits = embedder.open_store(old_store.store).search("red", k=9, where="within(48.1, 11.5, 25)")
     assert {hit.item_id for hit in hits} == {"tagged.jpg", "tagged.png", "clip.mp4"}
     assert fill(old_store) == (None, filled._replace(num_rows=0, num_files=0, num_read=0, bytes_read=0))
