@@ -104,6 +104,9 @@ async function countsFor(facet) {
   return columns.find((each) => each.name === facet.name) ?? facet;
 }
 
+/** @type {string|null} the condition that its field was last given: what is typed there stays when counts arrive */
+let drawnWhere = null;
+
 /** @param {Facet[]} all @param {Facet[]} columns that are shown @param {Facet[]} counts */
 function draw(all, columns, counts) {
   const body = find("#filter-list");
@@ -119,7 +122,7 @@ function draw(all, columns, counts) {
     ...foldedOwn(own),
   );
   if (focused) document.getElementById(focused)?.focus();
-  find("#where").value = now().where;
+  if (now().where !== drawnWhere) find("#where").value = drawnWhere = now().where;
   find("#columns").textContent = `Columns: ${all.map((each) => quoteName(each.name)).join(", ")}`;
   find("#reset").hidden = !hasFilters(now());
 }
@@ -370,7 +373,7 @@ export function startFilters() {
   find("#reset").addEventListener("click", () => update(NO_FILTERS));
   find("#own").addEventListener("submit", (event) => {
     event.preventDefault();
-    const where = find("#where").value.trim();
+    const where = (drawnWhere = find("#where").value.trim());
     if (where === now().where) toast("The condition is set already");
     update({ where });
   });

@@ -103,6 +103,33 @@ def test_filters_have_counts_and_quote_what_they_are_made_of(open_page, url):
     expect(tiles(page).nth(PAGE - 1)).to_be_attached()
 
 
+def test_what_is_typed_stays_when_counts_arrive(open_page, url):
+    page = open_page(f"{url}/?q=car")
+    page.click("#filter-toggle")
+    group = page.locator("#filters details", has_text="Group").first
+    row = group.locator(".choice", has_text=GROUPS[2])
+    expect(row.locator(".count")).to_have_text("20")
+    held = []
+
+    def hold(route):
+        held.append(route)
+
+    page.route("**/facets?where=*", hold)
+    row.locator("input").check()
+    expect(tiles(page)).to_have_count(20)
+    page.fill("#where", "price < 20")
+    assert held
+    for route in held:
+        route.continue_()
+    video = page.locator("#filters .choice", has_text="video").locator(".count")
+    expect(video).to_have_text("0")  # the counts have come
+    assert page.input_value("#where") == "price < 20"
+    page.click("#own button")
+    expect(page.locator("#chips .chip")).to_have_text([f"group: {GROUPS[2]}", "price < 20"])
+    page.click("#reset")
+    expect(page.locator("#where")).to_have_value("")
+
+
 def test_every_kind_of_column_filters(open_page, url):
     page = open_page(f"{url}/?q=car&in.is_new=true&none.is_new=1&min.taken=2026-03-05T00:00:00.000Z&max.price=6")
     expect(tiles(page)).to_have_count(6)  # 4, 6, 7, 8, 10, 12 by price and newness; 4 is of March 5th
