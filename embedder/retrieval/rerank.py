@@ -80,12 +80,10 @@ def rerank_hits(
         images = None if pixels is None else [next(pixels) for _ in some if now() < ends_s]
         if now() >= ends_s:
             return (
-                f"{LATE} {len(scores):,} of {len(first):,} first hits after "
-                f"{options.rerank_timeout_s:g} s, so they come in their first order; give it more time with "
-                "rerank_timeout_s, or fewer hits with rerank"
+                f"{LATE} {len(scores):,} of {len(first):,} first hits after {options.rerank_timeout_s:g} s, so they "
+                "come in their first order; give it more time with rerank_timeout_s, or fewer hits with rerank"
             )
-        rows = _rows_of(query, some, images, [*stage.columns_in, *stage.columns_optional])
-        found = _score_batch(stage, rows)
+        found = _score_batch(stage, _rows_of(query, some, images, [*stage.columns_in, *stage.columns_optional]))
         if isinstance(found, ConfigError):
             return f"{REFUSED}: {found}"
         scores += found
