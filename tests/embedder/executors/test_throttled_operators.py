@@ -28,11 +28,16 @@ def model_with_heavy_stage(folder, heavy):
 
 
 def images(folder, num_items, *, large):
-    """One image under many names; a large one takes a core for a twentieth of a second."""
+    """One image under many names, with a caption each, as equal items are computed once.
+
+    A large one takes a core for a twentieth of a second.
+    """
     folder.mkdir()
     samples.make_image(0, *((2400, 1600) if large else (40, 30))).save(folder / "0000.png", compress_level=1)
-    for number in range(1, num_items):
-        os.link(folder / "0000.png", folder / f"{number:04d}.png")
+    for number in range(num_items):
+        (folder / f"{number:04d}.txt").write_text(f"number {number}")
+        if number:
+            os.link(folder / "0000.png", folder / f"{number:04d}.png")
     return folder
 
 
