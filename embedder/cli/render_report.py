@@ -199,7 +199,8 @@ def clip_lines(steps: Iterable[StepReport]) -> list[RenderableType]:
 
 def _caption_lines(report: Report) -> list[RenderableType]:
     """Return where the captions were found, and how many a model cuts."""
-    places = ", ".join(f"{num:,} {place}" for place, num in report.caption_places.items())
+    words = {"given": "given with the items"}  # by a table, a tar or a join
+    places = ", ".join(f"{num:,} {words.get(place, place)}" for place, num in report.caption_places.items())
     found: list[RenderableType] = [f"captions: {places}"] if places else []
     if not report.num_cut_captions:
         return found

@@ -11,7 +11,7 @@ from shards.costs import Dtype
 from shards.model_config import ModelConfig
 from shards.planning.devices import DeviceType
 from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts
-from shards.planning.problem import BOUNDLESS, PlacementProblem, Pool
+from shards.planning.problem import BOUNDLESS, PlacementProblem, Pool, time_sliced_s
 from shards.planning.solver.throughput_search import best_placement
 from shards.shard_specs import ShardSpec
 
@@ -76,11 +76,11 @@ def predict(problem: PlacementProblem, stages: Sequence[StageShape], host: Host)
 
 
 def _rates_on_parts(stages: Sequence[StageShape], stage_s: Sequence[float]) -> dict[str, float]:
-    """Return the items per second of stages on parts of GPUs: of its time each takes what the others leave."""
+    """Return the items per second of stages on parts of GPUs."""
     on_parts = [index for index, stage in enumerate(stages) if 0 < stage.num_gpus < 1]
-    num_gpus = max(1.0, sum(stages[index].num_replicas * stages[index].num_gpus for index in on_parts))
-    seconds = sum(stage_s[index] for index in on_parts)
-    return {f"stage {index}": num_gpus / seconds for index in on_parts}
+    parts = [stages[index].num_replicas * stages[index].num_gpus for index in on_parts]
+    seconds = time_sliced_s([stage_s[index] for index in on_parts], parts)
+    return {f"stage {index}": 1 / seconds for index in on_parts}
 
 
 def balanced_cut(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:

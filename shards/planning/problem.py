@@ -286,18 +286,25 @@ def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPre
 def _rates(problem: PlacementProblem, stages: Sequence[PlacedStage], loads: Sequence[StageLoad]) -> list[float]:
     """Return the items per second of each stage.
 
-    Stages on parts of GPUs have parts of their memory. Of their time each takes what it needs, so all have one rate.
+    Those on parts of GPUs have parts of their memory, and share their time.
     """
     found = []
     for stage, load in zip(stages, loads, strict=True):
         seconds, speed = load.seconds, stage.speed
         if _is_on_part(stage):
             beside = [other for other in stages if _is_on_part(other) and other.pool is stage.pool]
-            towers_s = sum(problem.towers_s(other.pool, other.spec) for other in beside)
-            num_gpus = max(1.0, sum(other.devices for other in beside))
-            seconds, speed = max(towers_s / num_gpus, seconds), 1.0
+            towers_s = [problem.towers_s(other.pool, other.spec) for other in beside]
+            seconds, speed = max(time_sliced_s(towers_s, [other.devices for other in beside]), seconds), 1.0
         found.append(speed / seconds if seconds else float("inf"))
     return found
+
+
+def time_sliced_s(seconds: Sequence[float], parts: Sequence[float]) -> float:
+    """Return the seconds in which stages on parts of GPUs do an item: of the time each takes what it needs.
+
+    `seconds` are of an item on a whole GPU, by stage, `parts` what all replicas of a stage have of GPUs.
+    """
+    return sum(seconds) / max(1.0, sum(parts))
 
 
 def _is_on_part(stage: PlacedStage) -> bool:

@@ -29,6 +29,7 @@ from shards.towers.base import (
     attention_flops,
     linear_shapes,
 )
+from shards.towers.decoder_text import DecoderTextTower
 from shards.towers.from_transformers import check_settings
 from shards.towers.qwen3_vl import MAX_CAPTION_TOKENS, Qwen3VlTower
 from shards.towers.text_encoder import FULL, SLIDING, TextActivation, TextEncoderTower, window_mask
@@ -45,14 +46,12 @@ CLIPS = ("input_min", "input_max", "output_min", "output_max")
 UNCLIPPED = 1e4  # a limit that no value of a fresh tower reaches
 
 
-class EmbeddingGemma2TextTower(TextEncoderTower):
+class EmbeddingGemma2TextTower(DecoderTextTower):
     """The layers of texts; a caption's vector is the mean of its tokens."""
 
     label = "EmbeddingGemma 2 text"
     library_class = "EmbeddingGemma2TextModel"
-    layer_prefix = "layers."
     head_prefixes = ("norm.", "embedding_projection.")
-    lookup_prefixes = ("embed_tokens.",)
 
     family: Literal["embedding_gemma2_text"] = "embedding_gemma2_text"
     vocab_size: int = Field(262144, ge=1)
@@ -113,29 +112,19 @@ class EmbeddingGemma2TextTower(TextEncoderTower):
         """Return the shape of a token, with its first embedding where a later layer reads that, (D,) or (2 D,)."""
         return (self.hidden_size * (2 if 0 < layer < self.num_layers else 1),)
 
-    def front_shapes(self) -> Shapes:
-        """Return the shape of the token table."""
-        return {"embed_tokens.weight": (self.vocab_size, self.hidden_size)}
-
     def block_shapes(self) -> Shapes:
         """Return the shapes of the first layer."""
         return self.shapes_of(0)
 
     def shapes_of(self, number: int) -> Shapes:
         """Return the shapes of one layer."""
-        width, hidden, inner = self.hidden_size, self.intermediate_size, self.hidden_size_per_layer_input
+        width, inner = self.hidden_size, self.hidden_size_per_layer_input
         head, queries, keys = self._heads(number)
         norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
         return (
             {f"{name}_layernorm.weight": (width,) for name in norms}
             | {"layer_scalar": (1,), "self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
-            | linear_shapes("self_attn.q_proj", width, queries, bias=False)
-            | linear_shapes("self_attn.k_proj", width, keys, bias=False)
-            | linear_shapes("self_attn.v_proj", width, keys, bias=False)
-            | linear_shapes("self_attn.o_proj", queries, width, bias=False)
-            | linear_shapes("mlp.gate_proj", width, hidden, bias=False)
-            | linear_shapes("mlp.up_proj", width, hidden, bias=False)
-            | linear_shapes("mlp.down_proj", hidden, width, bias=False)
+            | self.linear_layer_shapes(queries, keys)
             | linear_shapes("ple_projection", width, inner, bias=False)
             | {"ple_norm.weight": (inner,), "ple_block.post_per_layer_input_norm.weight": (width,)}
             | linear_shapes("ple_block.per_layer_input_gate", width, inner, bias=False)
@@ -189,10 +178,6 @@ class EmbeddingGemma2TextTower(TextEncoderTower):
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         }
 
-    def library_options(self) -> dict[str, Any]:
-        """Return no options: there is no pooler to leave out."""
-        return {}
-
     def fresh_value(self, name: str) -> float | None:
         """Return 1 for the scale of a layer's output."""
         return 1.0 if name.endswith("layer_scalar") else None
@@ -209,36 +194,13 @@ class EmbeddingGemma2TextTower(TextEncoderTower):
         del module.ple
         return module
 
-    def prune(self, module: Any, *ranges: LayerRange) -> None:
-        """Remove all modules that none of the ranges of layers owns; the others keep their names."""
-        from torch import nn
-
-        owned = {layer for each in ranges for layer in range(each.start, each.stop)}
-        for layer in range(self.num_layers):
-            if layer not in owned:
-                module.layers[layer] = nn.Identity()
-        if 0 not in owned:
-            module.embed_tokens = None
-        if self.num_layers - 1 not in owned:
-            module.norm = module.embedding_projection = None
-
     def fill_buffers(self, module: Any, device: torch.device) -> None:
         """Fill the frequencies of the rotary positions, and the scale of the token table."""
         import torch
 
-        with torch.device(device):
-            module.rotary_emb = type(module.rotary_emb)(module.config)
+        super().fill_buffers(module, device)
         if module.embed_tokens is not None:
             module.embed_tokens.embed_scale = torch.tensor(module.embed_tokens.scalar_embed_scale, device=device)
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the layers."""
-        return module.layers
-
-    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Look up the tokens; (N,) to (R, L, D)."""
-        tokens: torch.Tensor = module.embed_tokens(layout.pad(values, fill=self.pad_token_id))
-        return tokens
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run layers in order, each with positions and mask of its kind; between them (R, L, 2 D)."""
@@ -495,8 +457,7 @@ class EmbeddingGemma2Tower(Qwen3VlTower):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run text layers; in front of the first, squares (M, D) take their places among the tokens, (F, L, D)."""
         if layers.start == 0:
-            tokens_FLD = decoder.embed_tokens(layout.ids)
-            x = tokens_FLD.flatten(0, 1).index_copy(0, layout.picture, x.to(tokens_FLD.dtype)).view_as(tokens_FLD)
+            x = self._place_squares(decoder, x, layout)
         return self.decoder.run(decoder, layers, x, layout.tokens), inputs
 
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
@@ -514,8 +475,7 @@ class EmbeddingGemma2Tower(Qwen3VlTower):
         """Compute pooled features by transformers' own forward function."""
         layout = self._layout(lengths, grids, text).move_to(lambda each: each.to(values.device))
         padding, places = self._places(layout, values.device)
-        used = set(layout.ids.flatten().tolist())
-        model = self._assemble(module, next(each for each in range(self.decoder.vocab_size) if each not in used))
+        model = self._assemble(module, self._unused_id(layout))
         ids = layout.ids.flatten().index_fill(0, layout.picture, model.config.image_token_id).view_as(layout.ids)
         output = model(
             input_ids=ids,

@@ -32,8 +32,9 @@ from shards.towers.base import (
     linear_shapes,
     norm_shapes,
 )
+from shards.towers.decoder_text import DecoderTextTower
 from shards.towers.from_transformers import check_settings, one_side
-from shards.towers.text_encoder import TextActivation, TextEncoderTower
+from shards.towers.text_encoder import TextActivation
 from shards.towers.tower_kinds import TextTower, VisionTower
 
 if TYPE_CHECKING:
@@ -48,14 +49,11 @@ MAX_CAPTION_TOKENS = 8192
 ROPE_THETA = 10000.0  # of the vision blocks' rotary positions
 
 
-class Qwen3VlTextTower(TextEncoderTower):
+class Qwen3VlTextTower(DecoderTextTower):
     """The decoder; a caption's vector is its last token's."""
 
     label = "Qwen3-VL decoder"
     library_class = "Qwen3VLTextModel"
-    layer_prefix = "layers."
-    head_prefixes = ("norm.",)
-    lookup_prefixes = ("embed_tokens.",)
 
     family: Literal["qwen3_vl_text"] = "qwen3_vl_text"
     vocab_size: int = Field(151936, ge=1)
@@ -84,24 +82,13 @@ class Qwen3VlTextTower(TextEncoderTower):
             raise ValueError(f"mrope_section {self.mrope_section} doesn't sum to half of head_dim ({self.head_dim})")
         return self
 
-    def front_shapes(self) -> Shapes:
-        """Return the shape of the token table."""
-        return {"embed_tokens.weight": (self.vocab_size, self.hidden_size)}
-
     def block_shapes(self) -> Shapes:
         """Return the shapes of a layer."""
-        width, keys = self.hidden_size, self.num_key_value_heads * self.head_dim
-        queries, hidden = self.num_attention_heads * self.head_dim, self.intermediate_size
+        width, head = self.hidden_size, self.head_dim
         return (
             {"input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,)}
-            | {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
-            | linear_shapes("self_attn.q_proj", width, queries, bias=False)
-            | linear_shapes("self_attn.k_proj", width, keys, bias=False)
-            | linear_shapes("self_attn.v_proj", width, keys, bias=False)
-            | linear_shapes("self_attn.o_proj", queries, width, bias=False)
-            | linear_shapes("mlp.gate_proj", width, hidden, bias=False)
-            | linear_shapes("mlp.up_proj", width, hidden, bias=False)
-            | linear_shapes("mlp.down_proj", hidden, width, bias=False)
+            | {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
+            | self.linear_layer_shapes(self.num_attention_heads * head, self.num_key_value_heads * head)
         )
 
     def head_shapes(self) -> Shapes:
@@ -125,39 +112,6 @@ class Qwen3VlTextTower(TextEncoderTower):
         own = self.model_dump(exclude={"family", "pool", "rope_theta", "mrope_section"})
         rope = {"rope_type": "default", "rope_theta": self.rope_theta, "mrope_interleaved": True}
         return own | {"rope_parameters": rope | {"mrope_section": list(self.mrope_section)}, "use_cache": False}
-
-    def library_options(self) -> dict[str, Any]:
-        """Return no options: there is no pooler to leave out."""
-        return {}
-
-    def prune(self, module: Any, *ranges: LayerRange) -> None:
-        """Remove all modules that none of the ranges of layers owns; the others keep their names."""
-        from torch import nn
-
-        owned = {layer for each in ranges for layer in range(each.start, each.stop)}
-        for layer in range(self.num_layers):
-            if layer not in owned:
-                module.layers[layer] = nn.Identity()
-        if 0 not in owned:
-            module.embed_tokens = None
-        if self.num_layers - 1 not in owned:
-            module.norm = None
-
-    def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the frequencies of the rotary positions, which every range of layers needs."""
-        import torch
-
-        with torch.device(device):
-            module.rotary_emb = type(module.rotary_emb)(module.config)
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the layers."""
-        return module.layers
-
-    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Look up the tokens; (N,) to (R, L, D)."""
-        tokens: torch.Tensor = module.embed_tokens(layout.pad(values, fill=self.pad_token_id))
-        return tokens
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run layers in order; a token attends to those before it."""
@@ -581,8 +535,7 @@ class Qwen3VlTower(VisionTower):
         from shards.picture_layout import causal_mask
 
         if layers.start == 0:
-            tokens_FLD = decoder.embed_tokens(layout.ids)
-            x = tokens_FLD.flatten(0, 1).index_copy(0, layout.picture, x.to(tokens_FLD.dtype)).view_as(tokens_FLD)
+            x = self._place_squares(decoder, x, layout)
         mask, positions = causal_mask(layout.tokens), decoder.rotary_emb(x, layout.positions)
         for layer in range(layers.start, layers.stop):
             x = decoder.layers[layer](x, position_embeddings=positions, attention_mask=mask)
@@ -590,6 +543,11 @@ class Qwen3VlTower(VisionTower):
                 x = x.flatten(0, 1).index_add(0, layout.picture, inputs[0].to(x.dtype)).view_as(x)
                 inputs = inputs[1:]
         return x, inputs
+
+    def _place_squares(self, decoder: Any, x_MD: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Look up the tokens around pictures, and put squares in their places; (M, D) to (F, L, D)."""
+        tokens_FLD: torch.Tensor = decoder.embed_tokens(layout.ids)
+        return tokens_FLD.flatten(0, 1).index_copy(0, layout.picture, x_MD.to(tokens_FLD.dtype)).view_as(tokens_FLD)
 
     def _unpack(self, packed: torch.Tensor, layer: int, layout: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return what a layer works on, and the inputs to decoder layers that are still to come."""
@@ -636,8 +594,7 @@ class Qwen3VlTower(VisionTower):
         layout = self._layout(lengths, grids, text).move_to(lambda each: each.to(values.device))
         kinds = torch.zeros(layout.tokens.shape, dtype=torch.int32, device=values.device)
         kinds.view(-1)[layout.picture] = 1
-        used = set(layout.ids.flatten().tolist())
-        model = self._assemble(module, next(each for each in range(self.decoder.vocab_size) if each not in used))
+        model = self._assemble(module, self._unused_id(layout))
         output = model(
             input_ids=layout.ids.masked_fill(kinds == 1, model.config.image_token_id),
             attention_mask=layout.tokens.is_token.long(),
@@ -648,6 +605,11 @@ class Qwen3VlTower(VisionTower):
         rows = torch.arange(len(kinds), device=values.device)
         last: torch.Tensor = output.last_hidden_state[rows, layout.tokens.num_tokens - 1]
         return last
+
+    def _unused_id(self, layout: Any) -> int:
+        """Return a token id that stands nowhere in a layout."""
+        used = set(layout.ids.flatten().tolist())
+        return next(each for each in range(self.decoder.vocab_size) if each not in used)
 
     def _assemble(self, module: Any, picture_id: int) -> Any:
         """Put this tower's module and the text tower's into transformers' class of the whole model.

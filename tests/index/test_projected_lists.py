@@ -26,6 +26,14 @@ def looks() -> tuple[np.ndarray, np.ndarray]:
     return make_shape("sharp look", 12_000, 1_500, 64, seed=3)
 
 
+def _searched(looks: tuple[np.ndarray, np.ndarray]) -> tuple[VectorTable, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the table, what projects it to 16 numbers, and the other captions with the images nearest to each."""
+    images, captions = looks
+    queries = np.ascontiguousarray(captions[1000:])
+    exact = faiss.knn(queries, images, 10, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    return VectorTable(*images.shape, images), QueryDirections(captions[:1000]).matrix(16), queries, exact
+
+
 def _by_direction(table: VectorTable, projection: np.ndarray) -> faiss.Index:
     """Build the design as earlier releases did, by FAISS's own training and filling."""
     lists = faiss.index_factory(len(projection), DESIGN.factory, faiss.METRIC_INNER_PRODUCT)
@@ -64,10 +72,7 @@ def _share_found(index: faiss.Index, queries: np.ndarray, exact: np.ndarray, npr
 def test_lists_by_distance_find_more_in_two_thirds_of_the_lists(
     looks: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    images, captions = looks
-    table, projection = VectorTable(*images.shape, images), QueryDirections(captions[:1000]).matrix(16)
-    queries = np.ascontiguousarray(captions[1000:])
-    exact = faiss.knn(queries, images, 10, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    table, projection, queries, exact = _searched(looks)
     by_direction = _by_direction(table, projection)
     ours = faiss_build.build(DESIGN, table, projection)
     assert _share_found(ours, queries, exact, 4) > _share_found(by_direction, queries, exact, 6)
@@ -146,10 +151,7 @@ def test_projections_of_any_width_are_also_tried_in_four_bits_a_number() -> None
 def test_levels_are_spaced_evenly_and_find_more_than_those_where_most_vectors_are(
     looks: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    images, captions = looks
-    table, projection = VectorTable(*images.shape, images), QueryDirections(captions[:1000]).matrix(16)
-    queries = np.ascontiguousarray(captions[1000:])
-    exact = faiss.knn(queries, images, 10, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    table, projection, queries, exact = _searched(looks)
     with faiss_build.threads(1):
         ours, theirs = (faiss_build.build(CODES, table, projection) for _ in range(2))
     steps = np.diff(_levels(ours), axis=1)
@@ -157,7 +159,7 @@ def test_levels_are_spaced_evenly_and_find_more_than_those_where_most_vectors_ar
     np.testing.assert_allclose(steps, steps.mean(axis=1, keepdims=True).repeat(15, axis=1), rtol=1e-3)
     lists = _codes_of(theirs)
     with faiss_build.threads(1), faiss_build.by_distance(lists):
-        projected = images @ projection.T
+        projected = looks[0] @ projection.T
         nearest = lists.quantizer.search(projected, 1)[1][:, 0]
         residuals = projected - lists.quantizer.reconstruct_n(0, lists.nlist)[nearest]
         lists.reset()

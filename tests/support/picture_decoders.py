@@ -38,7 +38,7 @@ from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.steps.item_decoder import DecodeLimits, bmp
-from shards.activations import TowerState
+from shards.activations import Batch, TowerState
 from shards.model_config import load_model_config
 
 SPECIAL = [
@@ -295,6 +295,14 @@ def as_state(ids):
     """Pack lists of token ids."""
     flat = np.concatenate([np.asarray(each, np.int32) for each in ids])
     return TowerState(torch.from_numpy(flat), torch.tensor([len(each) for each in ids]))
+
+
+def sample_batch(model, grids, captions):
+    """Random patches of pictures with these grids (frames, rows, columns of patches), and captions of these ids."""
+    config, generator, grids = load_model_config(model), torch.Generator().manual_seed(0), torch.tensor(grids).int()
+    shape = int(grids.prod(1).sum()), config.vision.patch_values
+    patches = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    return Batch(TowerState(patches, grids.long().prod(1), grids), as_state(captions))
 
 
 def pictures(sizes=SIZES):

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from picture_decoders import TEXTS, as_state, decode, make_library, pictures, save_gemma, tokenise
+from picture_decoders import TEXTS, decode, make_library, pictures, sample_batch, save_gemma, tokenise
 from safetensors.torch import load_file, save_file
 from tower_checks import check_every_cut, check_every_part_matters, check_refused, vectors
 from transformers import AutoModel, EmbeddingGemma2Config, EmbeddingGemma2Model
@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
 
 from embedder.media.resize import MAX_STRIP_ASPECT, ResizeSpec, max_bytes, scaled_size
-from shards.activations import Batch, TowerState
+from shards.activations import Batch
 from shards.convert import import_checkpoint
 from shards.convert.one_tower import read_one_tower_config
 from shards.costs import BYTES_PER_VALUE, count_parameters, cut_bytes
@@ -52,12 +52,8 @@ def library(checkpoint):
 @pytest.fixture(scope="module")
 def batch(model):
     """Pictures of several sizes, one of two frames, a row without one, and captions within and beyond the window."""
-    config, generator = load_model_config(model), torch.Generator().manual_seed(0)
-    grids = torch.tensor([(1, 6, 6), (0, 0, 0), (1, 9, 15), (2, 3, 12), (1, 3, 45), (1, 15, 9), (1, 3, 3)]).int()
-    shape = int(grids.prod(1).sum()), config.vision.patch_values
-    patches = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    captions = as_state([[2, 20, 21, 1], [2, *range(20, 60), 1], [1], [4, 5, 6]])
-    return Batch(TowerState(patches, grids.long().prod(1), grids), captions)
+    grids = [(1, 6, 6), (0, 0, 0), (1, 9, 15), (2, 3, 12), (1, 3, 45), (1, 15, 9), (1, 3, 3)]
+    return sample_batch(model, grids, [[2, 20, 21, 1], [2, *range(20, 60), 1], [1], [4, 5, 6]])
 
 
 def embed(model, **sides):

@@ -14,6 +14,7 @@ from picture_decoders import (
     decode,
     make_library,
     pictures,
+    sample_batch,
     save_checkpoint,
     tokenise,
 )
@@ -58,12 +59,8 @@ def library(checkpoint):
 @pytest.fixture(scope="module")
 def batch(model):
     """Pictures of several sizes, one of two frames, a row without one, and captions of several lengths."""
-    config, generator = load_model_config(model), torch.Generator().manual_seed(0)
-    grids = torch.tensor([(1, 4, 4), (0, 0, 0), (1, 6, 6), (2, 2, 8), (1, 2, 30), (1, 4, 2), (1, 2, 2)]).int()
-    shape = int(grids.prod(1).sum()), config.vision.patch_values
-    patches = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    captions = as_state([[1, 10, 11, 9], [1, *range(20, 29), 9], [9], [4, 5, 6]])
-    return Batch(TowerState(patches, grids.long().prod(1), grids), captions)
+    grids = [(1, 4, 4), (0, 0, 0), (1, 6, 6), (2, 2, 8), (1, 2, 30), (1, 4, 2), (1, 2, 2)]
+    return sample_batch(model, grids, [[1, 10, 11, 9], [1, *range(20, 29), 9], [9], [4, 5, 6]])
 
 
 def test_pictures_of_all_sizes_have_transformers_own_vectors_and_grids(model, library):
