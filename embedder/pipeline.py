@@ -34,7 +34,7 @@ from embedder.executors.ray_session import TYPE_LABEL
 from embedder.executors.signals import StopRequest
 from embedder.models.model_actor import ModelActor
 from embedder.placement.allocation import Allocation, StageResources
-from embedder.placement.device_settings import CPU_SETTINGS, settings_of
+from embedder.placement.device_settings import CPU_SETTINGS, GPU_SETTINGS
 from embedder.steps.decode import decode_at_low_priority
 from embedder.steps.further_inputs import select_for_model, without_vectors
 from embedder.steps.stage_actor import StageActor
@@ -224,5 +224,5 @@ def _nodes_of(resources: StageResources, type_label: str) -> dict[str, Any]:
 
 def _pool(spec: StageSpec, resources: StageResources) -> ActorPoolStrategy:
     """Return the bounds of a stage's replicas, and the calls in flight on each: several on a GPU, to overlap copies."""
-    calls_at_once = settings_of([spec.device]).calls_at_once
-    return actor_pool(resources.min_replicas, resources.max_replicas, calls_at_once)
+    settings = GPU_SETTINGS if spec.device == "cuda" else CPU_SETTINGS
+    return actor_pool(resources.min_replicas, resources.max_replicas, settings.calls_at_once)

@@ -319,7 +319,7 @@ def run_stages(
     """Send blocks through the stages of a run; gives each stage's batches, and the memory that they took."""
     calls: dict[str, list[Call]] = {}
     plan = make_plan(config.compute, model)
-    store_bytes = ray_store_bytes(config.batch_size, model, plan, settings_of(config.compute.devices))
+    store_bytes = ray_store_bytes(config.batch_size, model, plan, settings_of(config.compute.devices, model.config))
     with (
         fast_start(config.fast_start),
         ray_session(None, PATIENCE_S, store_bytes) as available,

@@ -133,7 +133,7 @@ def plan_job(
     groups = group_models(models, shared_columns(models, model))
     allocation = allocate(compute, beside_models(available, actors := [each.actor for each in groups]), plan.stages)
     stages = stage_specs(compute, model, plan, allocation, num_items)
-    settings = settings_of(stage.device for stage in stages)
+    settings = settings_of((stage.device for stage in stages), model.config)
     decode = _decode_of_run(rows, model, models, rows_per_batch(compute.batch_size, settings))
     cpus, last = tuple(model_cpus(available, actors)), written_steps(rows.step, main.run.info.step_columns)
     parts = tuple(each.part for each in runs)
@@ -163,7 +163,7 @@ def stage_specs(
     """Return the settings of each stage's replicas; `num_items` is the number of items to embed, if known."""
     niceness = niceness_by_work(plan.stages)
     devices = {resources.device for resources in allocation.stages}
-    settings = settings_of(devices)
+    settings = settings_of(devices, model.config)
     planned = {name for stage in plan.stages if (name := stage.device) is not None and stage.num_gpus}
     gpus = planned or set(hardware.gpu_names()) if "cuda" in devices else set()
     costs = group_costs(model.config, gpus) if devices == {"cuda"} else ()

@@ -152,7 +152,8 @@ def _make_executor(
     from embedder.ray_executor import RayExecutor
 
     compute = inputs.config.compute
-    settings = settings_of(["cuda" if compute.may_use_gpus and hardware.num_gpus() > 0 else "cpu"])
+    device = "cuda" if compute.may_use_gpus and hardware.num_gpus() > 0 else "cpu"
+    settings = settings_of([device], inputs.model.config)
     access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
     return RayExecutor(
         compute, ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings), access, before_exit

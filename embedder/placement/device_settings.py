@@ -5,10 +5,12 @@ The reasons for the values are in `docs/decisions.md`.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil, log2
 from typing import Literal
 
 from embedder.placement.resources import OBJECT_STORE_BYTES
+from shards.costs import cut_bytes
 from shards.length_groups import GroupCosts, gpu_groups
 from shards.model_config import ModelConfig
 from shards.model_errors import ModelError
@@ -25,7 +27,8 @@ USUAL_GPU = "A100"
 class DeviceSettings:
     """Sizes for one kind of device.
 
-    With `batch_size` "auto" a stage computes the first of `batch_sizes` together, or others by trial. A block has at
+    With `batch_size` "auto" a stage computes the first of `batch_sizes` together, or others by trial; sizes are halved
+    until a batch at the model's widest hand-over has at most `max_batch_bytes`. A block has at
     most `block_bytes` at its widest hand-over, or `max_block_bytes` if the fastest stage's call would be shorter than
     `min_call_s`, when Ray and the driver cost a good part of it. With fewer than `min_blocks`, cores and stages would
     idle at a run's start and end; with more than `max_file_bytes` of files, as of videos, a few blocks keep a task busy
@@ -34,6 +37,7 @@ class DeviceSettings:
     """
 
     batch_sizes: tuple[int, ...]
+    max_batch_bytes: int | None
     block_bytes: int
     max_block_bytes: int
     min_call_s: float
@@ -47,6 +51,7 @@ class DeviceSettings:
 
 CPU_SETTINGS = DeviceSettings(
     batch_sizes=(ROWS_PER_BATCH, 16, 8),
+    max_batch_bytes=None,
     block_bytes=12 << 20,
     max_block_bytes=24 << 20,
     min_call_s=0.05,
@@ -59,6 +64,7 @@ CPU_SETTINGS = DeviceSettings(
 )
 GPU_SETTINGS = DeviceSettings(
     batch_sizes=(256, 512, 1024, 128, 64),
+    max_batch_bytes=512 << 20,
     block_bytes=160 << 20,
     max_block_bytes=160 << 20,
     min_call_s=0.05,
@@ -71,19 +77,33 @@ GPU_SETTINGS = DeviceSettings(
 )
 
 
-def settings_of(devices: Iterable[str]) -> DeviceSettings:
+def settings_of(devices: Iterable[str], config: ModelConfig) -> DeviceSettings:
     """Choose the sizes of a run by the torch devices of its stages: a GPU's if any of them is on one."""
-    return GPU_SETTINGS if "cuda" in devices else CPU_SETTINGS
+    settings = GPU_SETTINGS if "cuda" in devices else CPU_SETTINGS
+    if settings.max_batch_bytes is None:
+        return settings
+    most_rows = max(1, settings.max_batch_bytes // _widest_bytes(config))
+    times = max(1, 2 ** ceil(log2(settings.batch_sizes[0] / most_rows)))
+    return replace(settings, batch_sizes=tuple(max(1, size // times) for size in settings.batch_sizes))
 
 
-def settings_of_fleet(fleet: Fleet) -> DeviceSettings:
+def _widest_bytes(config: ModelConfig) -> int:
+    """Return the most bytes that one image or caption takes at any cut, in half precision."""
+    return max(
+        cut_bytes(config, side, layer, "bfloat16", CAPTION_TOKENS)
+        for side, tower in config.towers.items()
+        for layer in range(tower.num_layers + 1)
+    )
+
+
+def settings_of_fleet(fleet: Fleet, config: ModelConfig) -> DeviceSettings:
     """Choose the sizes of a run on planned devices."""
-    return settings_of("cuda" for _, device in fleet if device.kind == "gpu")
+    return settings_of(("cuda" for _, device in fleet if device.kind == "gpu"), config)
 
 
-def settings_of_costs(costs: ModelCosts) -> DeviceSettings:
+def settings_of_costs(costs: ModelCosts, config: ModelConfig) -> DeviceSettings:
     """Choose the sizes of a run on the device that the costs are for."""
-    return settings_of([] if costs.device.lower().startswith("cpu") else ["cuda"])
+    return settings_of([] if costs.device.lower().startswith("cpu") else ["cuda"], config)
 
 
 def batch_sizes(batch_size: int | Literal["auto"], settings: DeviceSettings = CPU_SETTINGS) -> tuple[int, ...]:

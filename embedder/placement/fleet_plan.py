@@ -4,7 +4,7 @@ import logging
 
 from embedder.config import ComputeSettings
 from embedder.models.model_folder import Model
-from embedder.placement.device_settings import GPU_SETTINGS, rows_per_batch
+from embedder.placement.device_settings import rows_per_batch, settings_of
 from embedder.placement.fleet import Available
 from shards.costs import Dtype
 from shards.model_errors import ModelError
@@ -33,7 +33,7 @@ def plan_for_fleet(compute: ComputeSettings, model: Model, plan: ShardPlan, avai
             estimate_host(model.config),
             mix=DataMix(),
             dtype=compute.settled_dtype,
-            rows_per_batch=rows_per_batch(compute.batch_size, GPU_SETTINGS),
+            rows_per_batch=rows_per_batch(compute.batch_size, settings_of(["cuda"], model.config)),
             num_cores=available.num_cpus,
         )
         return plan_placement(problem, compute.num_stages, model_fingerprint=model.fingerprint)

@@ -137,7 +137,7 @@ def _setting(request: _Request) -> _Setting:
             _with_engine(here.cut_into(num_stages), model, costs, host),
             mix=options.mix,
             dtype=dtype.dtype,
-            rows_per_batch=rows_per_batch(here.compute.batch_size, settings_of_fleet(fleet)),
+            rows_per_batch=rows_per_batch(here.compute.batch_size, settings_of_fleet(fleet, model)),
             **request.caps,
         )
 

@@ -16,7 +16,7 @@ from embedder.executors.job import preprocessing_of
 from embedder.models.model_folder import Model, open_model
 from embedder.placement import hardware
 from embedder.placement.compute_dtype import DtypeChoice, Gpu, choose_dtype
-from embedder.placement.device_settings import GPU_SETTINGS, rows_per_batch, settings_of, settings_of_fleet
+from embedder.placement.device_settings import rows_per_batch, settings_of, settings_of_fleet
 from embedder.placement.placement import Node
 from embedder.planning.background_load import delivered_cores
 from embedder.planning.cache import read_or_make
@@ -136,7 +136,7 @@ def _kept_or_measured(compute: ComputeSettings, rows: RowSettings, model: Model,
         "dtype": compute.settled_dtype,
         "rows": (
             rows_per_batch(compute.batch_size),
-            rows_per_batch(compute.batch_size, GPU_SETTINGS),
+            rows_per_batch(compute.batch_size, settings_of(["cuda"], model.config)),
             compute.rows_per_part,
         ),
     }
@@ -182,7 +182,7 @@ def measure_here(compute: ComputeSettings, rows: RowSettings, uri: str, cores: f
             "--num-gpus=0"
         )
     model = open_model(uri)
-    num_rows = rows_per_batch(compute.batch_size, settings_of(["cuda" if has_gpu else "cpu"]))
+    num_rows = rows_per_batch(compute.batch_size, settings_of(["cuda" if has_gpu else "cpu"], model.config))
     setting = TimingSetting(compute.settled_dtype, "cuda" if has_gpu else "cpu", 1, num_rows)
     costs = model_costs(rows, model, setting)
     host = host_costs(rows, model, sample_items(rows, model), compute.rows_per_part)
@@ -242,7 +242,7 @@ def problem_of_cluster(
         host,
         mix=mix,
         dtype=compute.settled_dtype,
-        rows_per_batch=rows_per_batch(compute.batch_size, settings_of_fleet(fleet)),
+        rows_per_batch=rows_per_batch(compute.batch_size, settings_of_fleet(fleet, model)),
         **caps,
     )
     pools = tuple(

@@ -55,7 +55,7 @@ def measured_costs(compute: ComputeSettings, rows: RowSettings, model: Model) ->
 
     Raises `shards.ModelError` if the weights aren't those of the model's configuration.
     """
-    setting = setting_of(compute)
+    setting = setting_of(compute, model.config)
     costs = read_or_make(ModelCosts, _model_key(model, setting), lambda: model_costs(rows, model, setting))
     host = read_or_make(
         HostCosts,
@@ -70,7 +70,7 @@ def kept_costs(compute: ComputeSettings, rows: RowSettings, model: Model) -> tup
     host = read_kept(HostCosts, _host_key(compute, rows, model))
     if host is None:
         return None  # before torch is imported to query it about GPUs
-    costs = read_kept(ModelCosts, _model_key(model, setting_of(compute)))
+    costs = read_kept(ModelCosts, _model_key(model, setting_of(compute, model.config)))
     if costs is None:
         return None
     return costs, with_engine(compute, model.config, costs, host, DataMix())
@@ -84,7 +84,7 @@ def measure(
     Raises `shards.ModelError` if the weights aren't those of the model's configuration.
     """
     sample = sample_items(rows, model, listing)
-    setting = setting_of(compute, sample.mix.caption_tokens)
+    setting = setting_of(compute, model.config, sample.mix.caption_tokens)
     costs = read_or_make(ModelCosts, _model_key(model, setting), lambda: model_costs(rows, model, setting))
     host = with_engine(compute, model.config, costs, host_costs(rows, model, sample, compute.rows_per_part), sample.mix)
     return costs, host, sample.mix
@@ -114,7 +114,9 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def setting_of(compute: ComputeSettings, caption_tokens: int = DataMix.caption_tokens) -> "TimingSetting":
+def setting_of(
+    compute: ComputeSettings, config: ModelConfig, caption_tokens: int = DataMix.caption_tokens
+) -> "TimingSetting":
     """Return the setting in which the stages will compute; with the fewest threads of any stage."""
     import torch
 
@@ -127,7 +129,7 @@ def setting_of(compute: ComputeSettings, caption_tokens: int = DataMix.caption_t
         dtype=compute.settled_dtype,
         device=device,
         num_threads=num_threads,
-        num_rows=rows_per_batch(compute.batch_size, settings_of([device])),
+        num_rows=rows_per_batch(compute.batch_size, settings_of([device], config)),
         caption_tokens=caption_tokens,
     )
 
@@ -172,7 +174,7 @@ def with_engine(
 
     With x items per second, x * (item_s + calls_s) + ENGINE_CORES is the number of cores.
     """
-    num_rows = rows_per_batch(compute.batch_size, settings_of_costs(costs))
+    num_rows = rows_per_batch(compute.batch_size, settings_of_costs(costs, model))
     costs, whole = costs.at_mix(mix, model), whole_model(model)
     mix = mix.of_towers(model)
     item_s = mix.images_per_item * costs.vision.of(whole.vision, model.num_layers["vision"])

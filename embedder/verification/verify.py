@@ -239,7 +239,7 @@ class _Runner:
                 dtype=dtype,
                 device=self.device,
                 num_threads=stage_threads(self.compute),
-                batch_sizes=(rows_per_batch(self.compute.batch_size, settings_of([self.device])),),
+                batch_sizes=(rows_per_batch(self.compute.batch_size, settings_of([self.device], self.model.config)),),
             )
             stage = kind(spec).load()
             stage(tables[0])  # warm-up: the first call of a process is slower and must not be timed

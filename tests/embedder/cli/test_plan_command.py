@@ -8,6 +8,7 @@ import sys
 import pytest
 import samples
 from command_runs import run_here
+from published_models import PUBLISHED
 
 from embedder.config import load_config
 from embedder.errors import ConfigError
@@ -40,6 +41,17 @@ def test_planning_from_a_config_alone_loads_nothing_heavy(config_only, options):
     assert result.returncode == 0, result.stderr
     assert "Warning" not in result.stderr
     assert HEAVY & set(json.loads(result.stdout.splitlines()[-1])) == set()
+
+
+@pytest.mark.parametrize("num", [1, 2, 8])
+def test_a_model_of_8b_is_planned_for_devices_of_24_gb_without_options(num, run_embedder, tmp_path):
+    PUBLISHED["Qwen3-VL-Embedding 8B"].describe(tmp_path)
+    code, plan, stderr = run_embedder("plan", "--model", tmp_path / "model", "--devices", f"{num}xL4", "--json")
+    assert code == 0, stderr
+    (stage,) = plan["stages"]
+    assert stage["num_replicas"] == num
+    assert stage["weight_bytes"] == pytest.approx(2 * 8.145e9, rel=1e-3)
+    assert stage["memory_bytes"] < 20e9
 
 
 def test_a_plan_in_json_has_all_that_is_shown(config_only, run_embedder):
