@@ -70,29 +70,24 @@ def _config_map(deployment: Deployment) -> Tree:
 
 def _job(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
     words = commands.embed_command(deployment.shipped.config, groups, config_path=CONFIG_PATH, plan_path=PLAN_PATH)
-    return {
-        "apiVersion": API,
-        "kind": "RayJob",
-        "metadata": deployment.metadata("embed", "run"),
-        "spec": _job_spec(deployment, "run", words, groups),
-    }
+    return _ray_object(deployment, "RayJob", "embed", "run", _job_spec(deployment, "run", words, groups))
 
 
 def _cron_job(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
     deploy = deployment.shipped.config.deploy
     words = commands.refresh_command(deployment.shipped.config, groups, config_path=CONFIG_PATH, plan_path=PLAN_PATH)
-    return {
-        "apiVersion": API,
-        "kind": "RayCronJob",
-        "metadata": deployment.metadata("refresh", "refresh"),
-        "spec": {
-            "# KubeRay 1.7 begins it with the feature gate RayCronJob of its operator alone": None,
-            "# where one night is not done by the next, the lock of the store refuses the second, with a line": None,
-            "schedule": deploy.schedule,
-            "timeZone": deploy.time_zone,
-            "jobTemplate": _job_spec(deployment, "refresh", words, groups),
-        },
+    spec = {
+        "# KubeRay 1.7 begins it with the feature gate RayCronJob of its operator alone": None,
+        "# where one night is not done by the next, the lock of the store refuses the second, with a line": None,
+        "schedule": deploy.schedule,
+        "timeZone": deploy.time_zone,
+        "jobTemplate": _job_spec(deployment, "refresh", words, groups),
     }
+    return _ray_object(deployment, "RayCronJob", "refresh", "refresh", spec)
+
+
+def _ray_object(deployment: Deployment, kind: str, suffix: str, component: str, spec: Tree) -> Tree:
+    return {"apiVersion": API, "kind": kind, "metadata": deployment.metadata(suffix, component), "spec": spec}
 
 
 def _job_spec(deployment: Deployment, component: str, words: Sequence[str], groups: Sequence[DeployGroup]) -> Tree:
@@ -117,12 +112,8 @@ def _job_spec(deployment: Deployment, component: str, words: Sequence[str], grou
 
 
 def _cluster(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
-    return {
-        "apiVersion": API,
-        "kind": "RayCluster",
-        "metadata": deployment.metadata("notebook", "notebook"),
-        "spec": _cluster_spec(deployment, "notebook", groups, with_notebook=True),
-    }
+    spec = _cluster_spec(deployment, "notebook", groups, with_notebook=True)
+    return _ray_object(deployment, "RayCluster", "notebook", "notebook", spec)
 
 
 def _cluster_spec(
@@ -263,22 +254,18 @@ def _service(deployment: Deployment) -> Tree:
             }
         ],
     }
-    return {
-        "apiVersion": API,
-        "kind": "RayService",
-        "metadata": deployment.metadata("service", "service"),
-        "spec": {
-            "# a change makes a second cluster; requests go there once it answers, then the first one ends": None,
-            "upgradeStrategy": {"type": "NewCluster"},
-            "deploymentUnhealthySecondThreshold": UPGRADE_S,
-            "serviceUnhealthySecondThreshold": UPGRADE_S,
-            "# no replica runs there": None,
-            "excludeHeadPodFromServeSvc": True,
-            "# like `embedder serve --ray`; replicas are added and removed by load": None,
-            "serveConfigV2": yaml_text(serve_config),
-            "rayClusterConfig": _service_cluster(deployment),
-        },
+    spec = {
+        "# a change makes a second cluster; requests go there once it answers, then the first one ends": None,
+        "upgradeStrategy": {"type": "NewCluster"},
+        "deploymentUnhealthySecondThreshold": UPGRADE_S,
+        "serviceUnhealthySecondThreshold": UPGRADE_S,
+        "# no replica runs there": None,
+        "excludeHeadPodFromServeSvc": True,
+        "# like `embedder serve --ray`; replicas are added and removed by load": None,
+        "serveConfigV2": yaml_text(serve_config),
+        "rayClusterConfig": _service_cluster(deployment),
     }
+    return _ray_object(deployment, "RayService", "service", "service", spec)
 
 
 def _service_cluster(deployment: Deployment) -> Tree:
