@@ -107,26 +107,24 @@ def _job_spec(deployment: Deployment, component: str, words: Sequence[str], grou
         "submitterPodTemplate": template(
             deployment, component, [submitter], SMALL, restartPolicy="Never", **NO_KUBERNETES
         ),
-        "rayClusterSpec": _cluster_spec(deployment, component, groups),
+        "rayClusterSpec": _cluster_spec(deployment, component, [_group(deployment, component, g) for g in groups]),
     }
 
 
 def _cluster(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
-    spec = _cluster_spec(deployment, "notebook", groups, with_notebook=True)
+    spec = _cluster_spec(deployment, "notebook", [_group(deployment, "notebook", group) for group in groups])
     return _ray_object(deployment, "RayCluster", "notebook", "notebook", spec)
 
 
-def _cluster_spec(
-    deployment: Deployment, component: str, groups: Sequence[DeployGroup], *, with_notebook: bool = False
-) -> Tree:
+def _cluster_spec(deployment: Deployment, component: str, worker_groups: Sequence[Tree]) -> Tree:
     deploy = deployment.shipped.config.deploy
     return {
         "rayVersion": deployment.ray_version,
         "# KubeRay makes the token, and gives it to all pods of the cluster": None,
         "authOptions": {"mode": "token"},
         **(_autoscaler(deploy.idle_timeout_s) if deploy.autoscaling else {}),
-        "headGroupSpec": _head(deployment, component, with_notebook=with_notebook),
-        "workerGroupSpecs": [_group(deployment, component, group) for group in groups],
+        "headGroupSpec": _head(deployment, component),
+        "workerGroupSpecs": [*worker_groups],
     }
 
 
@@ -156,7 +154,7 @@ def _start_parameters(shm_bytes: int, **more: str) -> dict[str, str]:
     }
 
 
-def _head(deployment: Deployment, component: str, *, with_notebook: bool = False) -> Tree:
+def _head(deployment: Deployment, component: str) -> Tree:
     deploy = deployment.shipped.config.deploy
     head, is_run = deploy.head, component in RUNS
     disk = head.spill_bytes + deploy.home_bytes + 2 * TMP_BYTES
@@ -165,7 +163,7 @@ def _head(deployment: Deployment, component: str, *, with_notebook: bool = False
     main["ports"] = [{"name": name, "containerPort": port} for name, port in _ports(deployment, component)]
     logs: Tree = {"name": RAY_LOGS[0], "emptyDir": {"sizeLimit": quantity(TMP_BYTES)}}
     containers, volumes, more = [main], [logs], {}
-    if with_notebook:
+    if component == "notebook":
         containers.append(_notebook(deployment))
         claim = deploy.notebook.claim
         source: Tree = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
@@ -281,22 +279,15 @@ def _service_cluster(deployment: Deployment) -> Tree:
         mounts=mounts,
     )
     worker["ports"] = [{"name": "serve", "containerPort": SERVICE_PORT}]
-    return {
-        "rayVersion": deployment.ray_version,
-        "authOptions": {"mode": "token"},
-        **(_autoscaler(deploy.idle_timeout_s) if deploy.autoscaling else {}),
-        "headGroupSpec": _head(deployment, "service"),
-        "workerGroupSpecs": [
-            {
-                "groupName": "replicas",
-                "replicas": service.replicas,
-                "minReplicas": service.replicas,
-                "maxReplicas": service.max_replicas if deploy.autoscaling else service.replicas,
-                "rayStartParams": _start_parameters(node.shm_bytes),
-                "template": template(deployment, "service", [worker], node, volumes=volumes, **NO_KUBERNETES),
-            }
-        ],
+    replicas = {
+        "groupName": "replicas",
+        "replicas": service.replicas,
+        "minReplicas": service.replicas,
+        "maxReplicas": service.max_replicas if deploy.autoscaling else service.replicas,
+        "rayStartParams": _start_parameters(node.shm_bytes),
+        "template": template(deployment, "service", [worker], node, volumes=volumes, **NO_KUBERNETES),
     }
+    return _cluster_spec(deployment, "service", [replicas])
 
 
 def _token_volume(secret: str | None) -> tuple[list[tuple[str, str]], list[Tree]]:
