@@ -64,10 +64,10 @@ def busy(what: str, retry_after_s: int = 1) -> RequestError:
     )
 
 
-def mistake(error: Exception, where: str, status: int = 422) -> RequestError:
+def mistake(error: Exception, where: str) -> RequestError:
     """Refuse with one of the product's messages, `what; the cure`."""
     what, _, cure = str(error).rpartition("; ")
-    return RequestError(status, where, what or cure, "what the store can answer", cure)
+    return RequestError(422, where, what or cure, "what the store can answer", cure)
 
 
 def invalid(error: ValidationError | RequestValidationError, where: str) -> RequestError:
