@@ -17,18 +17,8 @@ from embedder.errors import EmbedderError
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "embed": (
-        "torch",
-        "torchvision",
-        "timm",
-        "transformers",
-        "ray",
-        "safetensors",
-        "deltalake",
-        "onnx",
-        "onnxscript",
-        "matplotlib",
-        "fontTools",
-        "prometheus_client",
+        "torch", "torchvision", "timm", "transformers", "ray", "safetensors", "deltalake", "onnx", "onnxscript",
+        "matplotlib", "fontTools", "prometheus_client",
     ),
     "serve": ("fastapi", "starlette", "uvicorn", "python_multipart", "prometheus_client"),
     "formats": ("pillow_heif", "pillow_jxl", "rawpy"),
@@ -39,7 +29,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "wandb": ("wandb",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
-}
+}  # fmt: skip
 """Packages of each extra in pyproject.toml, by import name."""
 
 VECTOR_LIBRARIES = {

@@ -86,7 +86,7 @@ def translate_ray_error(error: Exception) -> Exception:
     """Return the error that a task raised; a failed run where Ray lost a process; a bug keeps its traceback."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, EmbedderError | RunFailedError | ModelError):
-        cause.args = (_first_line(cause),)  # without the number of tries, which Ray appends
+        cause.args = (str(cause).strip().partition("\n")[0],)  # without the number of tries, which Ray appends
         return cause
     if isinstance(error, OutOfDiskError) or isinstance(cause, OutOfDiskError):
         node = re.search(r"\bip=([^,)\s]+)", str(error))
@@ -98,32 +98,16 @@ def translate_ray_error(error: Exception) -> Exception:
     is_bug = isinstance(error, RayTaskError)
     if is_bug:
         return error
+    lines = str(error).strip().split("\n")
     if getattr(error, "actor_init_failed", False):
-        failure = RunFailedError(
-            f"a process of a step could not start ({_last_line(error)[:MAX_ERROR_CHARACTERS]}); the traceback is in "
-            "the log of the run; what is finished is kept, and the same command goes on"
-        )
-        failure.details = str(error)  # Ray keeps only this text of what a constructor raised
-        return failure
-    failure = RunFailedError(
-        f"Ray lost a process that the run needs ({type(error).__name__}: "
-        f"{_sentences(error)[:MAX_ERROR_CHARACTERS]}); what is finished is kept, and the same command goes on"
-    )
-    failure.details = str(error)
+        what = f"a process of a step could not start ({lines[-1].strip()[:MAX_ERROR_CHARACTERS]}); the traceback is in "
+        what += "the log of the run"
+    else:
+        happened = " ".join(line for line in lines if line and not line.startswith("\t"))  # Ray indents a list of ids
+        what = f"Ray lost a process that the run needs ({type(error).__name__}: {happened[:MAX_ERROR_CHARACTERS]})"
+    failure = RunFailedError(f"{what}; what is finished is kept, and the same command goes on")
+    failure.details = str(error)  # Ray keeps only this text of what a constructor raised
     return failure
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-def _sentences(error: Exception) -> str:
-    """Return what happened and why, without Ray's indented list of ids in between."""
-    return " ".join(line for line in str(error).strip().split("\n") if line and not line.startswith("\t"))
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().rpartition("\n")[2].strip()
 
 
 def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:

@@ -14,21 +14,9 @@ if TYPE_CHECKING:
     from embedder.placement.allocation import Allocation
 
 PACKAGES = (
-    "ray",
-    "torch",
-    "timm",
-    "transformers",
-    "onnxruntime",
-    "pyarrow",
-    "deltalake",
-    "faiss-cpu",
-    "pillow",
-    "pillow-heif",
-    "pillow-jxl-plugin",
-    "rawpy",
-    "av",
-    "obstore",
-)
+    "ray", "torch", "timm", "transformers", "onnxruntime", "pyarrow", "deltalake", "faiss-cpu", "pillow", "pillow-heif",
+    "pillow-jxl-plugin", "rawpy", "av", "obstore",
+)  # fmt: skip
 
 
 @command

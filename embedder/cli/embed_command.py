@@ -1,6 +1,5 @@
 """`embedder embed`: the main job."""
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -21,7 +20,6 @@ from embedder.cli.options import (
     source_override,
 )
 from embedder.cli.results import Result
-from embedder.cli.terminal import item_bar
 from embedder.sources.column_keys import ColumnOptions
 
 
@@ -80,14 +78,9 @@ def embed(
     """Stream embeddings into the store: creates it or goes on, then publishes."""
     described = {"model": model, "store": store, "source": source_keys.describe(source)}
     run = read(described | asdict(compute_keys))
-    if dry_run:
-        from embedder.cli.refresh_command import forecast_run
-        from embedder.ingest.work import IngestOptions
 
-        return forecast_run(run, IngestOptions(retry_rejects=retry_rejects, repair=repair, forced=tuple(force or ())))
+    from embedder.cli.refresh_command import run_ingest
+    from embedder.ingest.work import IngestOptions
 
-    from embedder.cli.render_report import report_parts
-    from embedder.ingest.embed import embed as run_embed
-
-    report = run_embed(run, item_bar, retry_rejects=retry_rejects, repair=repair, forced=force or ())
-    return Result(json.loads(report.model_dump_json()), report_parts(report))
+    options = IngestOptions(kind="embed", retry_rejects=retry_rejects, repair=repair, forced=tuple(force or ()))
+    return run_ingest(run, options, dry_run=dry_run)

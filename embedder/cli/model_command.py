@@ -43,7 +43,7 @@ def model_import(
     read()
 
     from embedder.storage.model_download import model_name
-    from shards.convert import import_checkpoint, import_reranker, import_timm_and_text
+    from shards.convert import import_checkpoint, import_config, import_reranker, import_timm_and_text
     from shards.model_summary import read_import_record
 
     if text is not None and albert is not None:
@@ -51,7 +51,9 @@ def model_import(
     joined = text if text is not None else albert
     _check_options(joined, is_config_only=config_only, joins_captions=join_captions, is_reranker=reranker)
     if config_only:
-        return _import_config(source, out)
+        model = import_config(_checkpoint(source, config_only=True), out, name=model_name(source))
+        planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
+        return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
     if reranker:
         model = import_reranker(_checkpoint(source), out, name=model_name(source))
         return Result({"out": out, "trained": model.trained}, [f"re-ranker: {out}"])
@@ -78,16 +80,6 @@ def _check_options(joined: str | None, *, is_config_only: bool, joins_captions: 
         )
     if is_config_only and joined is not None:
         raise ConfigError("--config-only reads one checkpoint's configuration, and --text joins two; give one")
-
-
-def _import_config(source: str, out: Path) -> Result:
-    """Write a checkpoint's configuration alone."""
-    from embedder.storage.model_download import model_name
-    from shards.convert import import_config
-
-    model = import_config(_checkpoint(source, config_only=True), out, name=model_name(source))
-    planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
-    return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
 
 
 def _checkpoint(source: str, *, config_only: bool = False) -> Path:

@@ -84,7 +84,7 @@ def plan(
     fixed_by = "--stages" if num_stages is not None else answer.fixed_by
     shown = [
         *answer.node_types,
-        *_dtype_lines(answer),
+        *([] if answer.dtype.was_asked else [f"dtype {answer.dtype}"]),
         *_answer_parts(answer, run.currency, fixed_by=fixed_by, explain=request.explain),
         *_unplanned_gpu_lines(request),
     ]
@@ -138,11 +138,6 @@ def _unplanned_gpu_lines(request: PlanRequest) -> list[RenderableType]:
     if request.devices is not None or request.cluster or not (num_gpus := hardware.num_gpus()):
         return []
     return [f"for CPU cores, without the {plural(num_gpus, 'GPU')} here; to place stages there, name it all: --devices"]
-
-
-def _dtype_lines(answer: "PlanAnswer") -> list[RenderableType]:
-    """Return the dtype that `auto` has become, and why; nothing if the user chose it."""
-    return [] if answer.dtype.was_asked else [f"dtype {answer.dtype}"]
 
 
 def _answer_parts(

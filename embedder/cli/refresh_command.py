@@ -24,7 +24,7 @@ from embedder.cli.options import (
 )
 from embedder.cli.results import Result, new_table, print_result
 from embedder.cli.terminal import item_bar
-from embedder.config import RunConfig, load_config
+from embedder.config import RunConfig, load_config, with_fast_start
 from embedder.errors import ConfigError
 from embedder.quantities import MIB, plural, size_text
 from embedder.storage.web_address import shown_uri
@@ -63,22 +63,20 @@ def refresh(
         max_hours=max_hours,
         forced=tuple(force or ()),
     )
-    print_result(as_json, forecast_run(run, options) if dry_run else _refresh(run, options))
+    print_result(as_json, run_ingest(run, options, dry_run=dry_run))
 
 
-def forecast_run(config: RunConfig, options: "IngestOptions") -> Result:
-    """Describe what a run would do, and why; changes nothing."""
-    from embedder.ingest.dry_run import forecast
+def run_ingest(config: RunConfig, options: "IngestOptions", *, dry_run: bool = False) -> Result:
+    """Embed or refresh, or describe what such a run would do, and why, which changes nothing."""
+    if dry_run:
+        from embedder.ingest.dry_run import forecast
 
-    found = forecast(config, options)
-    return Result(json.loads(found.model_dump_json()), _forecast_parts(found))
-
-
-def _refresh(config: RunConfig, options: "IngestOptions") -> Result:
+        found = forecast(config, options)
+        return Result(json.loads(found.model_dump_json()), _forecast_parts(found))
     from embedder.cli.render_report import report_parts
-    from embedder.ingest.embed import refresh as run_refresh
+    from embedder.ingest.embed import ingest
 
-    report = run_refresh(config, options, item_bar)
+    report = with_fast_start(ingest)(config, options, item_bar)
     return Result(json.loads(report.model_dump_json()), report_parts(report))
 
 
@@ -234,4 +232,4 @@ def retry_rejects(
     if not found.items.num_rows:
         return Result({"rejects": [], "retried": 0}, ["0 rejected"])
     only = found.items["item_id"].combine_chunks()
-    return _refresh(config, IngestOptions(kind="refresh", retry_rejects=True, only=only, forced=tuple(forced)))
+    return run_ingest(config, IngestOptions(kind="refresh", retry_rejects=True, only=only, forced=tuple(forced)))

@@ -8,6 +8,7 @@ import typer
 
 from embedder.cli.options import ReadConfig, StoreUri, command
 from embedder.cli.results import Result
+from embedder.cli.store_access import read_access
 from embedder.errors import ConfigError, StoreError
 from embedder.quantities import plural
 
@@ -36,13 +37,10 @@ def report(
     from embedder.cli.render_report import report_parts
     from embedder.report.report_schema import Report
     from embedder.report.timeline import TIMELINE_FILE, Timeline, draw_timeline
-    from embedder.store.files import StoreFiles
     from embedder.store.journal.runs import REPORT_FILE, all_runs
     from embedder.store.layout import run_file
-    from embedder.store.store_info import read_store_info
 
-    files = StoreFiles(read({"store": store}).required_store)
-    read_store_info(files)
+    files = read_access(read({"store": store}))
     known = [run.run_id for run in all_runs(files) if files.exists(run_file(run.run_id, REPORT_FILE))]
     if not known or (run_id is not None and run_id not in known):
         raise ConfigError(

@@ -9,9 +9,8 @@ from embedder.installation import require
 from embedder.store.files import StoreFiles
 
 
-@contextmanager
-def read_access(config: RunConfig) -> Iterator[StoreFiles]:
-    """Yield the files of the store for a command that only reads: it takes no lock, and works where none can be taken.
+def read_access(config: RunConfig) -> StoreFiles:
+    """Return the files of the store for a command that only reads: it takes no lock, and works where none can be taken.
 
     Raises:
         ConfigError: no store is named.
@@ -21,7 +20,7 @@ def read_access(config: RunConfig) -> Iterator[StoreFiles]:
 
     files = StoreFiles(config.required_store)
     read_store_info(files)
-    yield files
+    return files
 
 
 def describe_vectors(config: RunConfig) -> str | None:
@@ -59,11 +58,9 @@ def write_access(config: RunConfig, *, commits: str | None = None) -> Iterator[S
     from embedder.retrieval.store_api import keep_row_files
     from embedder.store.lock import write_lock
     from embedder.store.publish.publish import finish_publication
-    from embedder.store.store_info import read_store_info
     from embedder.store_index.keep_index import index_builder
 
-    files = StoreFiles(config.required_store)
-    read_store_info(files)
+    files = read_access(config)
     with write_lock(files):
         finish_publication(files, index_builder(config.index))
         yield files

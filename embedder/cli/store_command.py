@@ -1,6 +1,7 @@
 """Commands that maintain a store: `history`, `rollback`, `vacuum`, `compact`, `migrate`, `export-query-towers`."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,10 +37,8 @@ def history(
     from embedder.cli.render_report import metric_lines
     from embedder.store.layout import read_current
     from embedder.store.publish.history import past_runs
-    from embedder.store.store_info import read_store_info
 
-    files = StoreFiles(read({"store": store}).required_store)
-    read_store_info(files)
+    files = read_access(read({"store": store}))
     current = read_current(files)
     hold = current.hold if current is not None and current.is_held else None
     runs = past_runs(files)
@@ -190,7 +189,7 @@ def vacuum(
 
     from embedder.store.maintenance.vacuum import vacuum as run_vacuum
 
-    with read_access(run) if dry_run else write_access(run) as files:
+    with nullcontext(read_access(run)) if dry_run else write_access(run) as files:
         done = run_vacuum(files, keep_days=keep_days, keep_versions=keep_versions, dry_run=dry_run)
     paths = [info.path for info in done.deleted]
     count = f"{'would delete' if dry_run else 'deleted'} {plural(len(paths), 'file')}, {size_text(done.size_bytes)}"
@@ -269,11 +268,7 @@ def migrate(
         text += " already; nothing to do"
     elif new is not None:
         text += f", published as run {new.run_id}; no vector changed"
-    data = {
-        "format_version": FORMAT_VERSION,
-        "was_older": was_older,
-        "published": new.model_dump() if new else None,
-    }
+    data = {"format_version": FORMAT_VERSION, "was_older": was_older, "published": new.model_dump() if new else None}
     return Result(data, [text])
 
 

@@ -95,16 +95,11 @@ class BaseQueryEncoder(ABC):
                 instruction is too long.
             ArgumentTypeError: it is no list of texts, or the instruction is no text.
         """
-        texts = text_list(texts)
         if self.model.config.text is None:
             raise ConfigError(f"model {self.model.uri}: {NO_TEXT_TOWER}")
-        if not all(text.strip() for text in texts):
-            raise ConfigError("the query is empty; write what the images should show")
-        for text in texts:
-            if not is_text(text):
-                raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
+        texts = stripped_texts(texts)
         captions = self._encoder_of(instruction)
-        words = [captions.query(text.strip()).text for text in texts]
+        words = [captions.query(text).text for text in texts]
         return self._in_batches(partial(self._text_batch, captions=captions), words)
 
     def _encoder_of(self, instruction: str | None) -> CaptionEncoder:
@@ -267,6 +262,17 @@ class BaseQueryEncoder(ABC):
     @locked_cached_property
     def _decoder(self) -> SandboxedDecoder:
         return SandboxedDecoder()
+
+
+def stripped_texts(texts: Sequence[str]) -> list[str]:
+    """Return queries without space around; a ConfigError for one that is empty or not UTF-8."""
+    stripped = [text.strip() for text in text_list(texts)]
+    if not all(stripped):
+        raise ConfigError("the query is empty; write what the images should show")
+    for text in stripped:
+        if not is_text(text):
+            raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
+    return stripped
 
 
 def _join_words(words: Sequence[str]) -> str:

@@ -20,10 +20,9 @@ class QueryEncoder(BaseQueryEncoder):
 
     kind = "torch"
 
-    def __init__(self, model: Model, colour: Colour = "srgb", *, dtype: str = "float32", device: str = "cpu") -> None:
+    def __init__(self, model: Model, colour: Colour = "srgb") -> None:
         require("embed", f"model {model.folder}: encoding queries with it, as the store has no query towers")
         super().__init__(model, colour)
-        self.dtype, self.device = dtype, device
 
     def _embed_ids(self, ids: list[Ids]) -> Floats:
         import torch
@@ -32,7 +31,7 @@ class QueryEncoder(BaseQueryEncoder):
 
         lengths = torch.tensor([len(each) for each in ids])
         with torch.inference_mode():
-            state = TowerState(torch.from_numpy(np.concatenate(ids)).to(self.device), lengths)
+            state = TowerState(torch.from_numpy(np.concatenate(ids)), lengths)
             return self._embedding(self._text_tower(Batch(vision=None, text=state)).text)
 
     def _embed_pixels(self, columns: list[Columns]) -> Floats:
@@ -40,7 +39,7 @@ class QueryEncoder(BaseQueryEncoder):
 
         from shards.activations import Batch, TowerState
 
-        values = torch.from_numpy(np.concatenate([each["pixels"] for each in columns])).to(self.device)
+        values = torch.from_numpy(np.concatenate([each["pixels"] for each in columns]))
         lengths = torch.tensor([len(each["pixels"]) for each in columns])
         has_grids = "image_grid" in columns[0]
         grids = torch.from_numpy(np.stack([each["image_grid"] for each in columns])) if has_grids else None
@@ -49,7 +48,7 @@ class QueryEncoder(BaseQueryEncoder):
             return self._embedding(self._vision_tower(Batch(vision=state, text=None)).vision)
 
     def _embedding(self, state: Any) -> Floats:
-        return np.asarray(state.values.cpu().numpy(), np.float32)
+        return np.asarray(state.values.numpy(), np.float32)
 
     def _read_sigmoid(self) -> tuple[float, float] | None:
         from shards.loading import read_sigmoid
@@ -71,4 +70,4 @@ class QueryEncoder(BaseQueryEncoder):
     def _load(self, spec: "ShardSpec") -> "Shard":
         from shards.shard import load_shard
 
-        return load_shard(self.model.folder, spec, dtype=self.dtype, device=self.device)
+        return load_shard(self.model.folder, spec)

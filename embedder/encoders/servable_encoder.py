@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.encoders.encode_queries import AnyQueryEncoder, Floats
+from embedder.encoders.encode_queries import AnyQueryEncoder, Floats, stripped_texts
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.errors import ConfigError, StoreError
-from embedder.media.given_inputs import image_list, text_list
+from embedder.media.given_inputs import image_list
 from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.models.model_folder import open_model
 from embedder.servables import make_servable
 from embedder.servables.order import ERROR
-from embedder.storage.printable import is_text, printable
+from embedder.storage.printable import printable
 from embedder.store.layout import StoreInfo
 
 if TYPE_CHECKING:
@@ -121,11 +121,9 @@ def open_towers(info: StoreInfo, model: str = "") -> QueryEncoder:
 def checked_servable(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> "Servable":
     """Return a further model's servable; a StoreError if its files are another model's, or code nobody allowed."""
     servable = code.servable(info, model)
-    takes_others = any("." in (each.of or "") for each in servable.input_columns().values())
-    found = (
-        info.model_fingerprint if takes_others else servable.fingerprint()
-    )  # else it includes those it takes inputs from
-    if found != info.model_fingerprint:
+    if _takes_others(servable):  # whose fingerprints the store's includes
+        return servable
+    if (found := servable.fingerprint()) != info.model_fingerprint:
         raise StoreError(
             f"{servable.where()}: its fingerprint is {found}, the store's vectors are of {info.model_fingerprint}; "
             "bring that model back, or embed anew with `embedder refresh`"
@@ -160,13 +158,7 @@ class ServableEncoder:
         """Embed texts; float32 (Q, E), L2-normalised. A ConfigError if the model can't embed them."""
         if instruction is not None:
             raise ConfigError(f"{self._servable.where()} takes no instruction of queries; leave it out")
-        given = text_list(texts)
-        if not all(text.strip() for text in given):
-            raise ConfigError("the query is empty; write what the images should show")
-        for text in given:
-            if not is_text(text):
-                raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
-        return self._encode("text", [text.strip() for text in given], DecodeLimits())
+        return self._encode("text", stripped_texts(texts), DecodeLimits())
 
     def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
         """Embed images; float32 (Q, E), L2-normalised. A ConfigError if the model can't embed or read them."""

@@ -1,7 +1,7 @@
 """A run, fully decided before anything starts: the model, the plan, the resources, the settings of each step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -272,14 +272,7 @@ def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_
 
 def decode_limits(limits: DecodeConfig) -> DecodeLimits:
     """Return the limits on the decoding of one file."""
-    return DecodeLimits(
-        timeout_s=limits.timeout_s,
-        video_timeout_s=limits.video_timeout_s,
-        memory_bytes=limits.memory_bytes,
-        max_pixels=limits.max_pixels,
-        max_file_bytes=limits.max_file_bytes,
-        max_video_bytes=limits.max_video_bytes,
-    )
+    return DecodeLimits(**{each.name: getattr(limits, each.name) for each in fields(DecodeLimits)})
 
 
 def preprocessing_of(rows: RowSettings, model: Model) -> str:

@@ -60,8 +60,8 @@ def compare_with_published(result: RunResult, config: CompareConfig) -> list[Pai
     sessions = sessions_of(result, ids)
     after = _read(new, {item_id: session for item_id, session in sessions.items() if session is not None}, None)
     before = _read(old, dict.fromkeys(after), config.group)
-    shared = [each for each in sorted(after, key=hash_of) if before.get(each) and _is_same(before[each], after[each])]
-    shared = shared[:NUM_PAIRS]
+    same = (each for each in after if each in before and before[each].caption == after[each].caption)
+    shared = sorted(same, key=hash_of)[:NUM_PAIRS]
     if len(shared) < MIN_PAIRS:
         return []
     captions = [after[each].caption for each in shared]
@@ -74,10 +74,6 @@ def compare_with_published(result: RunResult, config: CompareConfig) -> list[Pai
     if config.group is not None:
         groups = members_of([before[shared[number]].group for number in first], np.arange(len(first)))
     return paired_differences(scores[0], scores[1], groups, thresholds(config))
-
-
-def _is_same(before: _Pair, after: _Pair) -> bool:
-    return before.caption == after.caption
 
 
 def _ranks(pairs: list[_Pair], concepts: Any, asked: Any) -> Any:

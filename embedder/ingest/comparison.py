@@ -6,16 +6,17 @@ from functools import cached_property
 import pyarrow as pa
 
 from embedder.ingest.copies import COPIES, Copies, find_copies
-from embedder.ingest.damage import damage_lines
 from embedder.ingest.diff import NEW
 from embedder.ingest.inputs import Inputs, finished_of_model, resumable
 from embedder.ingest.known_items import PUBLISHED, left_out_before
 from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.model_work import ModelPlan, plan_model, plan_models, removed_models
 from embedder.ingest.work import WorkPlan
+from embedder.quantities import plural
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.journal.runs import Run, finished_items
-from embedder.store.layout import Current, read_current
+from embedder.store.layout import PUBLISHED_FILE, Current, Published, read_current, read_record, run_file
+from embedder.store.publish.current import record_of
 
 FINISHED_FACTS = ["item_id", "size_bytes", "modified"]
 LISTED_FACTS = pa.schema([*(PUBLISHED.field(name) for name in FINISHED_FACTS), ("reason", pa.string())])
@@ -77,8 +78,24 @@ class ListingComparison:
 
     @property
     def damage(self) -> list[str]:
-        """Describe the models whose items record other vectors than the store has, a line each."""
-        return damage_lines(self.inputs.files, self.current, self.plans, self.inputs.options)
+        """Describe the models whose items record another number of vectors than the publication does, a line each.
+
+        Finding these items means reading all rows: that is left to `embedder store check`, or to a run that repairs.
+        """
+        current, files = self.current, self.inputs.files
+        if current is None or self.inputs.options.repair:
+            return []
+        record = read_record(files, run_file(current.run_id, PUBLISHED_FILE), Published)
+        lines = []
+        for plan in self.plans:
+            published = record_of(record, plan.model.name)
+            if published is not None and published.num_vectors != plan.work.num_vectors:
+                lines.append(
+                    f"{plan.prefix}its items tell of {plural(plan.work.num_vectors, 'vector')}, and "
+                    f"{published.num_vectors:,} are published: `embedder store check {files.option}` names the items, "
+                    "--repair embeds them again"
+                )
+        return lines
 
     def with_finished(self, finished: HashedRows) -> "ListingComparison":
         """Return the comparison after more items of the main model were finished."""

@@ -59,7 +59,7 @@ class Copies:
     @property
     def _likely(self) -> pa.Table:
         """The likeliest original of each item."""
-        return _first_of_each(self.table.filter(self.table["is_likely"]), ["item_id"])
+        return first_of_each(self.table.filter(self.table["is_likely"]), ["item_id"])
 
 
 def find_copies(files: StoreFiles, current: Current | None, to_embed: pa.Table) -> Copies:
@@ -79,10 +79,11 @@ def find_copies(files: StoreFiles, current: Current | None, to_embed: pa.Table) 
     is_likely = pa.chunked_array([likely, pa.repeat(pa.scalar(False), pairs[2].num_rows)])
     table = pa.concat_tables(pairs).append_column("is_likely", is_likely)
     table = table.filter(pc.not_equal(table["item_id"], table["copy_of"]))
-    return Copies(_first_of_each(table, ["item_id", "content_version"]))
+    return Copies(first_of_each(table, ["item_id", "content_version"]))
 
 
-def _first_of_each(table: pa.Table, names: list[str]) -> pa.Table:
+def first_of_each(table: pa.Table, names: list[str]) -> pa.Table:
+    """Return the first row of all that have the same values in some columns, in the order of the table."""
     numbered = table.select(names).append_column("number", pa.array(np.arange(table.num_rows)))
     first = numbered.group_by(names).aggregate([("number", "min")])["number_min"]
     return table.take(first.take(pc.sort_indices(first)))

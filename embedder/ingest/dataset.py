@@ -22,6 +22,7 @@ from embedder.executors.dataset_rows import (
     stream_listing,
 )
 from embedder.executors.progress import ShowProgress, no_progress
+from embedder.ingest.copies import first_of_each
 from embedder.ingest.embed import ingest
 from embedder.ingest.work import IngestOptions
 from embedder.installation import require
@@ -175,7 +176,10 @@ class DatasetItems:
         # Blocks come in random order, but of rows with the same id always the same one must be the item.
         rows = rows.sort_by([("item_id", "ascending"), ("modified", "ascending")])
         if self.columns.id is None:
-            rows = _first_of_each(rows, left_out)
+            first = first_of_each(rows, ["item_id"])
+            if num_others := rows.num_rows - first.num_rows:
+                left_out.repeated[WAY_OUT] += num_others
+            rows = first
         listing = Listing(iter([rows]), carried, unique_ids=self.columns.id is None)
         rules = CaptionRules(places=sources.captions.places, languages=sources.captions.languages)
         listed = list_given(
@@ -197,7 +201,7 @@ class DatasetItems:
         LOG.info(f"dataset: {plural(wanted.num_rows, 'picture')} to be written below the store's run, until it ends")
         with _translate_ray_errors():
             placed = store_pictures(self.dataset, self.columns, wanted, run.files, input_folder(run.run_id))
-        placed = _first_of_each(placed, LeftOut())  # equal rows are one item
+        placed = first_of_each(placed, ["item_id"])  # equal rows are one item
         cells = take_or_null(placed["cell"], positions(ids, placed["item_id"]))
         is_gone = pc.and_(is_here, pc.is_null(cells))
         if num_gone := pc.sum(is_gone).as_py():
@@ -242,16 +246,3 @@ def _translate_ray_errors() -> Iterator[None]:
         yield
     except RayError as error:
         raise translate_ray_error(error) from None
-
-
-def _first_of_each(rows: pa.Table, left_out: LeftOut) -> pa.Table:
-    """Leave out, and count, rows whose id an earlier one has."""
-    first = (
-        rows.append_column("number", pa.array(range(rows.num_rows), pa.int64()))
-        .group_by("item_id")
-        .aggregate([("number", "min")])["number_min"]
-    )
-    if len(first) < rows.num_rows:
-        left_out.repeated[WAY_OUT] += rows.num_rows - len(first)
-        rows = rows.take(first.combine_chunks().sort())
-    return rows

@@ -134,12 +134,13 @@ def forecast(config: RunConfig, options: IngestOptions) -> Forecast:
     chosen = left.first(options.limit).to_embed
     num_moved, num_copied, num_new_copies = _count_copies(found, chosen)
     num_computed = max(0, chosen.num_rows - num_moved - num_copied - num_new_copies)
+    hold = judge_hold(files.address, current, options.forced)
     return Forecast(
         reasons=_reasons(work),
         num_unchanged=work.difference.num_unchanged,
         num_retired=work.retired.num_rows,
         retired_by_source=count_by_source(work.retired),
-        held=_describe_hold(files.address, current, options),
+        held=hold.message if hold is not None and hold.blocks else None,
         num_taken_over=num_taken_over,
         num_moved=num_moved,
         num_copied=num_copied,
@@ -164,11 +165,6 @@ def _count_copies(found: ListingComparison, chosen: pa.Table) -> tuple[int, int,
     others = without_items(chosen, found.copies.likely_ids)
     num_new = 0 if found.inputs.options.given else count_new_copies(others)
     return *found.copies.count_likely(found.work.retired["item_id"]), num_new
-
-
-def _describe_hold(address: str, current: Current | None, options: IngestOptions) -> str | None:
-    hold = judge_hold(address, current, options.forced)
-    return hold.message if hold is not None and hold.blocks else None
 
 
 def _of_model(plan: ModelPlan) -> ModelForecast:

@@ -9,15 +9,14 @@ import pyarrow as pa
 
 from embedder.config_toml.values import toml
 from embedder.executors.bottleneck import OperatorHistory
-from embedder.executors.choose_engine import EngineChoice, choose_engine
+from embedder.executors.choose_engine import EngineChoice
 from embedder.executors.executor import Executor, OnSample
 from embedder.executors.fleet_watch import FleetWatch
 from embedder.executors.job import Job, ModelRun, plan_job, ray_store_bytes
 from embedder.executors.monitor import RunMonitor
 from embedder.executors.progress import ShowProgress, no_progress
 from embedder.executors.signals import StopRequest, stop_at, stop_on_signals
-from embedder.ingest.inputs import Inputs
-from embedder.ingest.run_times import measured_times
+from embedder.ingest.inputs import Inputs, choose_here
 from embedder.placement import hardware
 from embedder.placement.device_settings import settings_of
 from embedder.placement.fleet import Available
@@ -94,18 +93,8 @@ def execute(
 
 def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
     """Choose the engine, and log why."""
-    compute = inputs.config.compute
-    measured = measured_times(compute.ray_address, inputs.model.fingerprint)
-    choice = choose_engine(
-        compute,
-        inputs.plan,
-        num_items,
-        hardware.num_cpus(),
-        hardware.num_gpus(),
-        gpus=hardware.gpu_names(),
-        has_bf16=hardware.has_bf16(),
-        measured=measured,
-    )
+    compute, fingerprint = inputs.config.compute, inputs.model.fingerprint
+    choice = choose_here(compute, inputs.plan, num_items, fingerprint, has_bf16=hardware.has_bf16())
     choice = choice if num_items else EngineChoice("local", "nothing to embed")
     LOG.info(f"engine {choice.engine}: {choice.reason}")
     return choice

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from embedder.batch_schema import carried_schema
 from embedder.config import ComputeSettings, RunConfig, SourceConfig, SourceSettings
 from embedder.errors import ConfigError, SourceError
-from embedder.executors.choose_engine import choose_engine
+from embedder.executors.choose_engine import EngineChoice, choose_engine
 from embedder.executors.find_gpus import find_gpus
 from embedder.executors.job import decode_spec, make_plan, store_info
 from embedder.ingest.listed_items import ListedItems, listed_items
@@ -173,21 +173,28 @@ def _first_dtype(
     """Return the compute dtype of a new store: that of the plan file, or by the devices of the engine that will run."""
 
     def gpus() -> Gpus:
-        if compute.ray_address is None:
-            engine = choose_engine(
-                compute,
-                plan,
-                num_items,
-                hardware.num_cpus(),
-                hardware.num_gpus(),
-                gpus=hardware.gpu_names(),
-                measured=measured_times(None, fingerprint),
-            )
-            if engine.engine == "local":
-                return ()
+        is_here = compute.ray_address is None
+        if is_here and choose_here(compute, plan, num_items, fingerprint).engine == "local":
+            return ()
         return find(compute)
 
     return choose_dtype(compute, gpus, planned=plan.dtype if compute.plan is not None else None)
+
+
+def choose_here(
+    compute: ComputeSettings, plan: ShardPlan, num_items: int, fingerprint: str, *, has_bf16: bool = False
+) -> EngineChoice:
+    """Choose the engine for a number of items, by this machine and the times of earlier runs of the model."""
+    return choose_engine(
+        compute,
+        plan,
+        num_items,
+        hardware.num_cpus(),
+        hardware.num_gpus(),
+        gpus=hardware.gpu_names(),
+        has_bf16=has_bf16,
+        measured=measured_times(compute.ray_address, fingerprint),
+    )
 
 
 def with_former_columns(

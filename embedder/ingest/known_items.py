@@ -21,20 +21,10 @@ from embedder.store.tables.tables import RecordTable
 PUBLISHED = pa.schema(
     ITEMS.field(name)
     for name in (
-        "item_id",
-        "source",
-        "size_bytes",
-        "modified",
-        "attempts",
-        "state",
-        "transient",
-        "error_type",
-        "stale",
-        "content_version",
-        "num_vectors",
-        "updated_at",
+        "item_id", "source", "size_bytes", "modified", "attempts", "state", "transient", "error_type", "stale",
+        "content_version", "num_vectors", "updated_at",
     )
-)
+)  # fmt: skip
 
 LEFT_OUT_FACTS = pa.schema([ITEMS.field(name) for name in ("item_id", "uri", "error_type", "error")])
 

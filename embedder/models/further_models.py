@@ -31,7 +31,7 @@ from embedder.servables.servable_columns import (
     ResizedInput,
     TokensInput,
 )
-from embedder.steps.further_inputs import FurtherInput, Make
+from embedder.steps.further_inputs import FurtherInput
 from embedder.store.layout import Searched, StoreInfo
 from embedder.store.schema import EMBEDDINGS, VECTOR_COLUMNS, with_carryover
 from embedder.user_steps.declared_steps import changes_rows, step_fingerprints
@@ -236,10 +236,7 @@ def _make_input(declared: InputColumn, models: frozenset[str]) -> FurtherInput:
             text = Path(path).read_text(encoding="utf-8")
             limits = declared.max_tokens, declared.end_id, declared.prompt
             return FurtherInput(column, models, "token_ids", None, text, *limits)
-        case BytesInput():
-            return FurtherInput(column, models, "bytes")
         case ColumnInput():
             raise ConfigError(f"column {declared.of}: a run's items have no such column")
         case _:
-            make: Make = "text"
-            return FurtherInput(column, models, make)
+            return FurtherInput(column, models, "bytes" if isinstance(declared, BytesInput) else "text")

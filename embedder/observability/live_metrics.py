@@ -134,16 +134,8 @@ class LiveMetrics:
         """Record the states of a run's operators on Ray."""
         with self._lock:
             for state in view.operators:
-                for name in (
-                    "queue_blocks",
-                    "tasks",
-                    "cpus",
-                    "gpus",
-                    "object_store_bytes",
-                    "moved_bytes",
-                    "spilled_bytes",
-                ):
-                    self._set(name, getattr(state, OF_STATE.get(name, name)), state.name)
+                for name, attribute in OF_STATE.items():
+                    self._set(name, getattr(state, attribute), state.name)
                 if state.name.startswith("stage"):
                     self._set("replicas", num_running(state), state.name)
                 self._set("bottleneck", state.name == view.bottleneck, state.name)

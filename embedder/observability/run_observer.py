@@ -31,8 +31,8 @@ from embedder.observability.metrics import write_metrics
 from embedder.observability.notify import notify_failure
 from embedder.observability.run_summary import summarise
 from embedder.observability.run_tracking import RunTracking
-from embedder.observability.traces import NoTraces, RunTraces, trace_run
-from embedder.observability.trackers import NoTracker, track_run
+from embedder.observability.traces import RunTraces, trace_run
+from embedder.observability.trackers import Tracker, track_run
 from embedder.quantities import duration_text, plural, rate
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import JournalEntry
@@ -60,8 +60,8 @@ class RunObserver:
         self.started_s = time.time()
         self.report: dict[str, Any] | None = None
         self.live = LiveMetrics(settings.store, kind, self.started_s)
-        self.traces: RunTraces = NoTraces()
-        self.tracking = RunTracking(NoTracker(), settings, kind)
+        self.traces = RunTraces()
+        self.tracking = RunTracking(Tracker(), settings, kind)
         self._run: Run | None = None
         self._has_ended = False
         self._show_progress = show_progress

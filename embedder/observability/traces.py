@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from embedder.installation import require
 from embedder.redaction import mask
@@ -36,11 +36,12 @@ COLLECTOR_TIMEOUT_S = 5.0
 TRACES_PATH = "/v1/traces"
 
 
-class RunTraces(Protocol):
-    """Traces of one run, or nothing."""
+class RunTraces:
+    """Traces of one run; these, of a run without tracing, do nothing."""
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """Measure a phase of the run."""
+        return nullcontext()
 
     def on_entry(self, entry: JournalEntry) -> None:
         """Record the batches of a finished write task."""
@@ -49,21 +50,7 @@ class RunTraces(Protocol):
         """Set attributes of the run; None values are left out."""
 
 
-class NoTraces:
-    """Traces of a run without tracing."""
-
-    def span(self, name: str) -> AbstractContextManager[object]:
-        """Measure nothing."""
-        return nullcontext()
-
-    def on_entry(self, entry: JournalEntry) -> None:
-        """Take nothing."""
-
-    def describe(self, **attributes: Any) -> None:
-        """Set nothing."""
-
-
-class TracedRun:
+class TracedRun(RunTraces):
     """Spans of one run, below the span of its command."""
 
     def __init__(self, tracer: "Tracer", root: "Span") -> None:
@@ -125,14 +112,14 @@ def is_sampled(number: int) -> bool:
 def trace_run(target: str | None, kind: str, store: str | None) -> Iterator[RunTraces]:
     """Trace the block to a collector's address or a file (None: not at all); InstallationError without `otel`."""
     if target is None:
-        yield NoTraces()
+        yield RunTraces()
         return
     require("otel", "traces")
     try:
         exporter = _exporter(target)
     except OSError as error:
         LOG.warning(f"traces {target}: can't be written ({error.strerror or error}); this run is not traced")
-        yield NoTraces()
+        yield RunTraces()
         return
     with _told_once(target), export_traces(exporter, kind, store) as traces:
         yield traces

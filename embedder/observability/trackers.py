@@ -50,8 +50,8 @@ class TrackerClient(Protocol):
         """End the run."""
 
 
-class Tracker(Protocol):
-    """Tracker of one run, or nothing."""
+class Tracker:
+    """Tracker of one run; this one, of a run without tracking, does nothing."""
 
     def begin(
         self,
@@ -72,29 +72,7 @@ class Tracker(Protocol):
         """Add files by name, and end the run; does nothing if none has begun."""
 
 
-class NoTracker:
-    """Tracker of a run without tracking."""
-
-    def begin(
-        self,
-        name: str,
-        parameters: Mapping[str, str],
-        tags: Mapping[str, str],
-        told: Callable[[str], None] = lambda tracker_id: None,
-    ) -> None:
-        """Begin nothing."""
-
-    def log(self, values: Numbers, step: int) -> None:
-        """Add nothing."""
-
-    def attach(self, make: Callable[[], Files]) -> None:
-        """Make nothing."""
-
-    def end(self, *, succeeded: bool, files: Files) -> None:
-        """End nothing."""
-
-
-class ThreadedTracker:
+class ThreadedTracker(Tracker):
     """Tracker whose client is called by a separate thread."""
 
     def __init__(self, client: TrackerClient, where: str) -> None:
@@ -180,7 +158,7 @@ def track_run(config: TrackerConfig | None, where: str) -> Iterator[Tracker]:
     `where` is the command, for error messages. Raises `InstallationError` if the tracker's package is missing.
     """
     if config is None:
-        yield NoTracker()
+        yield Tracker()
         return
     if config.kind in EXTRAS:
         require(config.kind, f"{where} with [tracker]")

@@ -84,7 +84,7 @@ class DeclaredServable(Servable):
         return [find_file(self.where(), self.uri, "uri")]
 
     def column_settings(self) -> dict[str, Any]:
-        """Return inputs and outputs in the form that a program in `embedder/servables/runners` takes."""
+        """Return inputs and outputs in the form that a program in `embedder/plugins/runners/programs` takes."""
         return {
             "inputs": {name: each.model_dump(mode="json") for name, each in self.inputs.items()},
             "outputs": {name: each.model_dump(mode="json") for name, each in self.outputs.items()},

@@ -26,7 +26,6 @@ from shards.model_settings import join_address, split_address
 
 LONGEST_S = 1_000_000.0
 """Longest time limit, eleven days: poll(2) counts milliseconds in 31 bits."""
-"""Program files of this package; they import only one another (relatively), pyarrow, NumPy and their framework."""
 
 
 class Computation(Protocol):

@@ -2,23 +2,20 @@
 
 from embedder.errors import EmbedderError
 
+MAX_CHARACTERS = 300  # of an error in one line
+
 
 class ServableError(EmbedderError):
     """Servable that can't be used as declared because of its file, framework, outputs or place among the others."""
 
 
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """Return an error's type and message in one line of at most `limit` characters.
-
-    A longer one keeps both ends: some libraries name the cause last.
-    """
-    return shorten_line(f"{type(error).__name__}: {error}", limit)
+def one_line(error: BaseException) -> str:
+    """Return an error's type and message in one line, as `shorten_line`."""
+    return shorten_line(f"{type(error).__name__}: {error}")
 
 
-def shorten_line(text: str, limit: int = 300) -> str:
-    """Return the text in one line, without its middle where it exceeds the limit."""
+def shorten_line(text: str) -> str:
+    """Return the text in one line; a long one keeps both ends, as some libraries name the cause of an error last."""
     line = " ".join(text.split())
-    if len(line) <= limit:
-        return line
-    end = limit // 2
-    return f"{line[: limit - end - 3]}...{line[-end:]}"
+    end = MAX_CHARACTERS // 2
+    return line if len(line) <= MAX_CHARACTERS else f"{line[: end - 3]}...{line[-end:]}"

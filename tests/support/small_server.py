@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from embedder.plugins.serve.connections import uvicorn_options
-from embedder.plugins.serve.protection import protect
+from embedder.plugins.serve.protection import ProtectedApp
 from embedder.plugins.serve.serve_settings import ServeSettings
 
 BIG_BYTES = 64 << 20
@@ -59,7 +59,7 @@ def running(app=echo, **settings):
     served = ServeSettings(store="unused", port=0, **settings)
     server = uvicorn.Server(
         uvicorn.Config(
-            protect(app, served), "127.0.0.1", 0, log_level="warning", lifespan="on", **uvicorn_options(served)
+            ProtectedApp(app, served), "127.0.0.1", 0, log_level="warning", lifespan="on", **uvicorn_options(served)
         )
     )
     listening = socket.create_server(("127.0.0.1", 0))

@@ -70,29 +70,24 @@ def _config_map(deployment: Deployment) -> Tree:
 
 def _job(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
     words = commands.embed_command(deployment.shipped.config, groups, config_path=CONFIG_PATH, plan_path=PLAN_PATH)
-    return {
-        "apiVersion": API,
-        "kind": "RayJob",
-        "metadata": deployment.metadata("embed", "run"),
-        "spec": _job_spec(deployment, "run", words, groups),
-    }
+    return _ray_object(deployment, "RayJob", "embed", "run", _job_spec(deployment, "run", words, groups))
 
 
 def _cron_job(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
     deploy = deployment.shipped.config.deploy
     words = commands.refresh_command(deployment.shipped.config, groups, config_path=CONFIG_PATH, plan_path=PLAN_PATH)
-    return {
-        "apiVersion": API,
-        "kind": "RayCronJob",
-        "metadata": deployment.metadata("refresh", "refresh"),
-        "spec": {
-            "# KubeRay 1.7 begins it with the feature gate RayCronJob of its operator alone": None,
-            "# where one night is not done by the next, the lock of the store refuses the second, with a line": None,
-            "schedule": deploy.schedule,
-            "timeZone": deploy.time_zone,
-            "jobTemplate": _job_spec(deployment, "refresh", words, groups),
-        },
+    spec = {
+        "# KubeRay 1.7 begins it with the feature gate RayCronJob of its operator alone": None,
+        "# where one night is not done by the next, the lock of the store refuses the second, with a line": None,
+        "schedule": deploy.schedule,
+        "timeZone": deploy.time_zone,
+        "jobTemplate": _job_spec(deployment, "refresh", words, groups),
     }
+    return _ray_object(deployment, "RayCronJob", "refresh", "refresh", spec)
+
+
+def _ray_object(deployment: Deployment, kind: str, suffix: str, component: str, spec: Tree) -> Tree:
+    return {"apiVersion": API, "kind": kind, "metadata": deployment.metadata(suffix, component), "spec": spec}
 
 
 def _job_spec(deployment: Deployment, component: str, words: Sequence[str], groups: Sequence[DeployGroup]) -> Tree:
@@ -112,30 +107,24 @@ def _job_spec(deployment: Deployment, component: str, words: Sequence[str], grou
         "submitterPodTemplate": template(
             deployment, component, [submitter], SMALL, restartPolicy="Never", **NO_KUBERNETES
         ),
-        "rayClusterSpec": _cluster_spec(deployment, component, groups),
+        "rayClusterSpec": _cluster_spec(deployment, component, [_group(deployment, component, g) for g in groups]),
     }
 
 
 def _cluster(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
-    return {
-        "apiVersion": API,
-        "kind": "RayCluster",
-        "metadata": deployment.metadata("notebook", "notebook"),
-        "spec": _cluster_spec(deployment, "notebook", groups, with_notebook=True),
-    }
+    spec = _cluster_spec(deployment, "notebook", [_group(deployment, "notebook", group) for group in groups])
+    return _ray_object(deployment, "RayCluster", "notebook", "notebook", spec)
 
 
-def _cluster_spec(
-    deployment: Deployment, component: str, groups: Sequence[DeployGroup], *, with_notebook: bool = False
-) -> Tree:
+def _cluster_spec(deployment: Deployment, component: str, worker_groups: Sequence[Tree]) -> Tree:
     deploy = deployment.shipped.config.deploy
     return {
         "rayVersion": deployment.ray_version,
         "# KubeRay makes the token, and gives it to all pods of the cluster": None,
         "authOptions": {"mode": "token"},
         **(_autoscaler(deploy.idle_timeout_s) if deploy.autoscaling else {}),
-        "headGroupSpec": _head(deployment, component, with_notebook=with_notebook),
-        "workerGroupSpecs": [_group(deployment, component, group) for group in groups],
+        "headGroupSpec": _head(deployment, component),
+        "workerGroupSpecs": [*worker_groups],
     }
 
 
@@ -165,7 +154,7 @@ def _start_parameters(shm_bytes: int, **more: str) -> dict[str, str]:
     }
 
 
-def _head(deployment: Deployment, component: str, *, with_notebook: bool = False) -> Tree:
+def _head(deployment: Deployment, component: str) -> Tree:
     deploy = deployment.shipped.config.deploy
     head, is_run = deploy.head, component in RUNS
     disk = head.spill_bytes + deploy.home_bytes + 2 * TMP_BYTES
@@ -174,7 +163,7 @@ def _head(deployment: Deployment, component: str, *, with_notebook: bool = False
     main["ports"] = [{"name": name, "containerPort": port} for name, port in _ports(deployment, component)]
     logs: Tree = {"name": RAY_LOGS[0], "emptyDir": {"sizeLimit": quantity(TMP_BYTES)}}
     containers, volumes, more = [main], [logs], {}
-    if with_notebook:
+    if component == "notebook":
         containers.append(_notebook(deployment))
         claim = deploy.notebook.claim
         source: Tree = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
@@ -263,22 +252,18 @@ def _service(deployment: Deployment) -> Tree:
             }
         ],
     }
-    return {
-        "apiVersion": API,
-        "kind": "RayService",
-        "metadata": deployment.metadata("service", "service"),
-        "spec": {
-            "# a change makes a second cluster; requests go there once it answers, then the first one ends": None,
-            "upgradeStrategy": {"type": "NewCluster"},
-            "deploymentUnhealthySecondThreshold": UPGRADE_S,
-            "serviceUnhealthySecondThreshold": UPGRADE_S,
-            "# no replica runs there": None,
-            "excludeHeadPodFromServeSvc": True,
-            "# like `embedder serve --ray`; replicas are added and removed by load": None,
-            "serveConfigV2": yaml_text(serve_config),
-            "rayClusterConfig": _service_cluster(deployment),
-        },
+    spec = {
+        "# a change makes a second cluster; requests go there once it answers, then the first one ends": None,
+        "upgradeStrategy": {"type": "NewCluster"},
+        "deploymentUnhealthySecondThreshold": UPGRADE_S,
+        "serviceUnhealthySecondThreshold": UPGRADE_S,
+        "# no replica runs there": None,
+        "excludeHeadPodFromServeSvc": True,
+        "# like `embedder serve --ray`; replicas are added and removed by load": None,
+        "serveConfigV2": yaml_text(serve_config),
+        "rayClusterConfig": _service_cluster(deployment),
     }
+    return _ray_object(deployment, "RayService", "service", "service", spec)
 
 
 def _service_cluster(deployment: Deployment) -> Tree:
@@ -294,22 +279,15 @@ def _service_cluster(deployment: Deployment) -> Tree:
         mounts=mounts,
     )
     worker["ports"] = [{"name": "serve", "containerPort": SERVICE_PORT}]
-    return {
-        "rayVersion": deployment.ray_version,
-        "authOptions": {"mode": "token"},
-        **(_autoscaler(deploy.idle_timeout_s) if deploy.autoscaling else {}),
-        "headGroupSpec": _head(deployment, "service"),
-        "workerGroupSpecs": [
-            {
-                "groupName": "replicas",
-                "replicas": service.replicas,
-                "minReplicas": service.replicas,
-                "maxReplicas": service.max_replicas if deploy.autoscaling else service.replicas,
-                "rayStartParams": _start_parameters(node.shm_bytes),
-                "template": template(deployment, "service", [worker], node, volumes=volumes, **NO_KUBERNETES),
-            }
-        ],
+    replicas = {
+        "groupName": "replicas",
+        "replicas": service.replicas,
+        "minReplicas": service.replicas,
+        "maxReplicas": service.max_replicas if deploy.autoscaling else service.replicas,
+        "rayStartParams": _start_parameters(node.shm_bytes),
+        "template": template(deployment, "service", [worker], node, volumes=volumes, **NO_KUBERNETES),
     }
+    return _cluster_spec(deployment, "service", [replicas])
 
 
 def _token_volume(secret: str | None) -> tuple[list[tuple[str, str]], list[Tree]]:

@@ -8,7 +8,7 @@ Legend: `Q` queries, `R` right answers, `E` embedding size of a side.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,16 +88,6 @@ class _Sides:
     stores: tuple[Store, Store]
     tables: tuple[ImageTable, ImageTable]
     item_ids: pa.Array
-
-
-@dataclass(frozen=True)
-class _Judgement:
-    """Differences of each metric over all queries, those of the rule's metric by group, and the verdict."""
-
-    metrics: list[FigureDifference]
-    groups: list[FigureDifference]
-    failed: bool
-    verdict: str
 
 
 @dataclass(frozen=True)
@@ -187,7 +177,6 @@ def _report(
         for name, store, table, vectors in zip(sides.names, sides.stores, sides.tables, questions.vectors, strict=True)
     )
     shown = _Shown(questions, results, sides.item_ids, _addresses(sides.stores[1]), options.num_shown)
-    judgement = _judge(questions, results, options.rule)
     found, found_after = results[0].items, results[1].items
     return Comparison(
         before=before,
@@ -201,21 +190,18 @@ def _report(
         max_drop=options.rule.max_drop,
         confidence=options.rule.confidence,
         prove=options.rule.prove,
-        metrics=judgement.metrics,
-        groups=judgement.groups,
         kept_of_top_ten=_share_kept(found, found_after),
         same_first=float((found[:, 0] == found_after[:, 0]).mean()),
         wins=shown.most(gained=True),
         losses=shown.most(gained=False),
         hard=shown.hard(),
-        passed=not judgement.failed,
-        verdict=judgement.verdict,
         notes=questions.notes,
+        **_judge(questions, results, options.rule),
     )
 
 
-def _judge(questions: _Questions, results: tuple[_Results, _Results], config: CompareConfig) -> _Judgement:
-    """Compare the metrics of both sides, query by query, and decide by the rule of `config`."""
+def _judge(questions: _Questions, results: tuple[_Results, _Results], config: CompareConfig) -> dict[str, Any]:
+    """Compare the metrics of both sides, query by query, and decide by the rule of `config`: fields of `Comparison`."""
     before, after = results
     rule = Thresholds(config.max_drop, config.confidence, config.prove)
     groups = {} if questions.groups is None else members_of(questions.groups, questions.right[0])
@@ -224,12 +210,12 @@ def _judge(questions: _Questions, results: tuple[_Results, _Results], config: Co
         paired_difference(before.metric(name), after.metric(name), rule, name) for name in (*SINGLE_METRICS, NDCG)
     ]
     failed = describe_failures(found, rule, config.metric)
-    return _Judgement(
-        metrics=[_to_difference(each) for each in overall],
-        groups=[_to_difference(each, fails=each.fails(rule)) for each in found],
-        failed=bool(failed),
-        verdict=failed or _describe_pass(found, rule, config.metric),
-    )
+    return {
+        "metrics": [_to_difference(each) for each in overall],
+        "groups": [_to_difference(each, fails=each.fails(rule)) for each in found],
+        "passed": not failed,
+        "verdict": failed or _describe_pass(found, rule, config.metric),
+    }
 
 
 def _name(side: str | Path | Store) -> str:
@@ -318,27 +304,9 @@ def _share_kept(before: Ints, after: Ints) -> float:
 
 
 def _to_difference(found: PairedDifference, *, fails: bool = False) -> FigureDifference:
-    return FigureDifference(
-        name=found.name,
-        num_queries=found.num_queries,
-        before=found.before,
-        after=found.after,
-        difference=found.difference,
-        low=found.low,
-        high=found.high,
-        verdict=_finding(found),
-        fails=fails,
-        power=found.power,
-        detectable=found.detectable,
-    )
-
-
-def _finding(found: PairedDifference) -> Finding:
-    if found.is_small:
-        return "too few"
-    if found.is_equal:
-        return "equal"
-    return "better" if found.difference > 0 else "worse"
+    direction: Finding = "equal" if found.is_equal else "better" if found.difference > 0 else "worse"
+    verdict = "too few" if found.is_small else direction
+    return FigureDifference(**asdict(found), difference=found.difference, verdict=verdict, fails=fails)
 
 
 def _describe_pass(found: list[PairedDifference], rule: Thresholds, metric: str) -> str:

@@ -9,9 +9,7 @@ from rich.table import Table
 
 from embedder.cli.options import AllowStoreCode, ReadConfig, command
 from embedder.cli.results import Result, new_table
-from embedder.errors import ConfigError
 from embedder.quantities import money, percent, plural, rate, size_text
-from embedder.storage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,15 +59,10 @@ def save_comparison(found: "Comparison", out: Path) -> list[RenderableType]:
     Raises:
         ConfigError: the folder can't be made or written.
     """
-    from embedder.plugins.evaluate.comparison_page import save_page
+    from embedder.plugins.evaluate.comparison_page import page_content
+    from embedder.plugins.evaluate.evaluate_outputs import save_files
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with atomic_write(out / REPORT_NAME) as file:
-            file.write(found.model_dump_json(indent=2).encode())
-        save_page(out / PAGE_NAME, found)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror or error}; name a folder that can be written") from None
+    save_files(out, {REPORT_NAME: found.model_dump_json(indent=2).encode(), PAGE_NAME: page_content(found)})
     return [f"report: {out / REPORT_NAME}", f"page: {out / PAGE_NAME}"]
 
 

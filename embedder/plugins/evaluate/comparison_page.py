@@ -3,7 +3,6 @@
 import base64
 import html
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from embedder.media.contact_sheet import encode_webp
 from embedder.plugins.evaluate.comparison_report import (
@@ -16,7 +15,6 @@ from embedder.plugins.evaluate.comparison_report import (
 from embedder.quantities import money, percent, rate, size_text
 from embedder.retrieval.hit import Hit
 from embedder.retrieval.hits import Hits
-from embedder.storage.atomic_write import atomic_write
 from embedder.storage.printable import printable
 
 MAX_TEXT = 200
@@ -63,11 +61,9 @@ figcaption span { display: block; color: var(--pale); }
 """
 
 
-def save_page(path: Path, found: Comparison) -> None:
-    """Write the report, whole or not at all; images that can't be read any more are grey."""
-    images = thumbnails([*found.wins, *found.losses, *found.hard])
-    with atomic_write(path) as file:
-        file.write(page(found, images).encode("utf-8", "replace"))
+def page_content(found: Comparison) -> bytes:
+    """Report as a file's content; images that can't be read any more are grey."""
+    return page(found, thumbnails([*found.wins, *found.losses, *found.hard])).encode("utf-8", "replace")
 
 
 def thumbnails(queries: Iterable[ComparedQuery]) -> dict[str, str]:

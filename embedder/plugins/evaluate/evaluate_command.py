@@ -10,9 +10,7 @@ from rich.table import Table
 from embedder.cli.options import AllowStoreCode, PublishedBy, ReadConfig, SearchedModel, StoreUri, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.search_command import RerankOptions
-from embedder.errors import ConfigError
 from embedder.quantities import MIB, plural
-from embedder.storage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from embedder.plugins.evaluate.evaluate_report import ConfidenceInterval, Evaluation, IndexFigures, RerankFigures
@@ -64,18 +62,12 @@ def save_evaluation(found: "Evaluation", out: Path) -> list[RenderableType]:
     """Write the report and, if there is an index, the plot, each whole or not at all; return lines that name them.
 
     Raises:
-        ConfigError: the folder can't be made.
+        ConfigError: the folder can't be made or written.
     """
-    from embedder.plugins.evaluate.evaluate_outputs import PLOT_NAME, evaluation_files
+    from embedder.plugins.evaluate.evaluate_outputs import PLOT_NAME, evaluation_files, save_files
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}; name a folder, which is made where it is missing") from None
     files = evaluation_files(found)
-    for name, content in files.items():
-        with atomic_write(out / name) as file:
-            file.write(content)
+    save_files(out, files)
     return [f"{'plot' if name == PLOT_NAME else 'report'}: {out / name}" for name in files]
 
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from embedder.plugins.evaluate.evaluate_report import ConfidenceInterval, Latency, RerankFigures
+from embedder.plugins.evaluate.evaluate_report import ConfidenceInterval, RerankFigures
 from embedder.plugins.evaluate.exact import Ints
 from embedder.plugins.evaluate.query_sets import QuerySet
 from embedder.plugins.evaluate.retrieval_metrics import Values, mean, recalls
+from embedder.plugins.evaluate.timing import latency_of
 from embedder.retrieval.hit import Hit
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.rank_metrics import reciprocal_ranks
@@ -35,7 +36,6 @@ def measure_reranker(
         seconds.append(time.perf_counter() - began_s)
         after.append(_rank_of(items, hits))
         warnings += hits.warnings
-    p50, p99 = np.quantile(seconds, (0.5, 0.99), method="higher")
     ranks = np.array(before, np.int64), np.array(after, np.int64)
     return RerankFigures(
         num_hits=options.rerank or 0,
@@ -47,12 +47,7 @@ def measure_reranker(
         r_at=recalls(ranks[1], ks),
         mrr_before=_reciprocal_mean(ranks[0]),
         mrr=_reciprocal_mean(ranks[1]),
-        seconds=Latency(
-            p50_ms=1e3 * float(p50),
-            p99_ms=1e3 * float(p99),
-            queries_per_s=len(seconds) / max(sum(seconds), 1e-9),
-            num_queries=len(seconds),
-        ),
+        seconds=latency_of(seconds),
     )
 
 

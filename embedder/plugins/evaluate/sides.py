@@ -20,14 +20,15 @@ SIDE = re.compile(r"(?P<store>.+?)(?:@(?P<run>\d{8}T\d{6}Z[\w.-]*))?(?:#(?P<mode
 MAX_EARLIER = 50  # publications that are searched for the report of the run that computed the vectors
 
 
-def open_side(address: "str | Path | Store", where: str = "embedder.compare", **code: Any) -> Store:
+def open_side(address: "str | Path | Store", **code: Any) -> Store:
     """Open a store, a publication `STORE@RUN_ID`, a model `STORE#NAME`, or both, `STORE@RUN_ID#NAME`.
 
-    An open store is returned as it is. `where` is the caller, for messages; `code` are `servables` and
-    `allow_store_code` of `embedder.open_store`. Raises `StoreError` if there is no store, no such publication that can
-    be read, no such model, or it can't be compared; `ConfigError` if the address is empty.
+    An open store is returned as it is. `code` are `servables` and `allow_store_code` of `embedder.open_store`. Raises
+    `StoreError` if there is no store, no such publication that can be read, no such model, or it can't be compared;
+    `ConfigError` if the address is empty.
     """
-    check_argument(f"{where}: side", address, (str, Path, Store), "a store, its address, STORE@RUN_ID or STORE#NAME")
+    expected = "a store, its address, STORE@RUN_ID or STORE#NAME"
+    check_argument("embedder.compare: side", address, (str, Path, Store), expected)
     opened = address if isinstance(address, Store) else _open(str(address), code)
     check_has_vectors(opened.files, opened.current)
     if opened.info.searched == "text":

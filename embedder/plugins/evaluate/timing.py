@@ -35,6 +35,11 @@ def time_each(
         seconds.append(after - before)
         if after - started > budget_s:
             break
+    return latency_of(seconds)
+
+
+def latency_of(seconds: list[float]) -> Latency:
+    """Latency of queries asked one after another, given the seconds of each; at least one."""
     p50, p99 = np.quantile(seconds, (0.5, 0.99), method="higher")
     return Latency(
         p50_ms=1e3 * float(p50),

@@ -39,9 +39,15 @@ _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd", "embed_dim")
 
 
 @lru_cache(maxsize=16)
-def local_checkpoint(uri: str) -> Path:
-    """Find the folder of a checkpoint, downloading it once in a process if it isn't local; ModelError if that fails."""
-    return resolve_checkpoint(uri).absolute()
+def local_checkpoint(uri: str, where: str) -> Path:
+    """Find the folder of a checkpoint, downloading it once in a process if it isn't local; ModelError if that fails.
+
+    Raises a ServableError at `where` if the folder has no configuration.
+    """
+    folder = resolve_checkpoint(uri).absolute()
+    if not (folder / CONFIG_FILE).is_file():
+        raise ServableError(f"{where}: no {CONFIG_FILE} there; give the folder of a checkpoint of transformers")
+    return folder
 
 
 class HfServable(Servable):
@@ -130,12 +136,7 @@ class HfServable(Servable):
         return ServableProgram(str(PROGRAMS / "hf_model.py"), name, settings)
 
     def _folder(self) -> Path:
-        folder = local_checkpoint(self.uri)
-        if not (folder / CONFIG_FILE).is_file():
-            raise ServableError(
-                f"{self.where()}: no {CONFIG_FILE} there; give the folder of a checkpoint of transformers"
-            )
-        return folder
+        return local_checkpoint(self.uri, self.where())
 
     def _width(self) -> int:
         """Size of a feature vector, by the model's configuration."""

@@ -104,10 +104,7 @@ class VllmServable(Servable):
         return ServableProgram(str(PROGRAMS / "vllm_engine.py"), "VllmEngine", settings)
 
     def _folder(self) -> Path:
-        folder = local_checkpoint(self.uri)
-        if not (folder / CONFIG_FILE).is_file():
-            raise ServableError(f"{self.where()}: no {CONFIG_FILE} there; give the folder of a checkpoint")
-        return folder
+        return local_checkpoint(self.uri, self.where())
 
     def _width(self) -> int:
         config: dict[str, Any] = read_json(self._folder() / CONFIG_FILE, "give a checkpoint of transformers")

@@ -95,13 +95,10 @@ async def image(
     request: Request, item_id: ItemId, size: Size = 320, segment: Segment = None, version: Version = None
 ) -> Response:
     """Show an item as a WebP image of one of the fixed sizes; an image is never enlarged."""
-    service: Service = request.app.state.service
-    item_id = unquote(item_id)
-    publication = await service.publication(version)
-    row = await service.lookups.run(_segment, publication, item_id, segment)
+    service, publication, row = await _find_row(request, item_id, segment, version)
     times = (row["start_s"], row["end_s"])
     middle_s = None if None in times else sum(times) / 2
-    frame = Frame(item_id, row["uri"], row["content_version"], middle_s, size, publication.files)
+    frame = Frame(row["item_id"], row["uri"], row["content_version"], middle_s, size, publication.files)
     headers = {"ETag": f'"{frame.digest}"', "Cache-Control": f"private, max-age={MAX_AGE_S}"}
     if is_known(request, headers["ETag"]):
         return Response(status_code=304, headers=headers)
@@ -120,10 +117,7 @@ async def image(
 )
 async def clip(request: Request, item_id: ItemId, segment: Segment = None, version: Version = None) -> Response:
     """Send a video's own bytes, or a range of them; `X-Moment-Start` and `-End` have the segment's seconds."""
-    service: Service = request.app.state.service
-    item_id = unquote(item_id)
-    publication = await service.publication(version)
-    row = await service.lookups.run(_segment, publication, item_id, segment)
+    service, publication, row = await _find_row(request, item_id, segment, version)
     if row["start_s"] is None:
         raise RequestError(422, "item", "it is no video", "a video", "ask for its image")
     return await _file(request, service, publication, row)
@@ -145,21 +139,17 @@ async def original(
     version: Version = None,
 ) -> Response:
     """Send an item's own bytes, or a range of them: the file that was embedded, and no other in its place."""
-    service: Service = request.app.state.service
-    item_id = unquote(item_id)
-    publication = await service.publication(version)
-    row = await service.lookups.run(_segment, publication, item_id, None)
+    service, publication, row = await _find_row(request, item_id, None, version)
     if row["modality"] == "text":
         raise RequestError(422, "item", "it has no picture", "an image or a video", "ask for its row")
     answer = await _file(request, service, publication, row)
-    kind = "attachment" if download else "inline"
-    answer.headers["Content-Disposition"] = f"{kind}; filename*=UTF-8''{quote(file_name(item_id, b'', ''), safe='')}"
+    kind, name = "attachment" if download else "inline", quote(file_name(row["item_id"], b"", ""), safe="")
+    answer.headers["Content-Disposition"] = f"{kind}; filename*=UTF-8''{name}"
     return answer
 
 
 async def _file(request: Request, service: Service, publication: ServedPublication, row: dict[str, Any]) -> Response:
-    item_id = row["item_id"]
-    etag = f'"{Frame(item_id, row["uri"], row["content_version"], None, 0).digest}"'
+    etag = f'"{Frame(row["item_id"], row["uri"], row["content_version"], None, 0).digest}"'
     headers = {"ETag": etag, "Cache-Control": f"private, max-age={MAX_AGE_S}"}
     times = (("X-Moment-Start", row["start_s"]), ("X-Moment-End", row["end_s"]))
     headers |= {name: f"{time_s:.3f}" for name, time_s in times if time_s is not None}
@@ -195,10 +185,18 @@ async def item(
     return Response(answer, media_type="application/json")
 
 
-def _segment(publication: ServedPublication, item_id: str, segment: int | None) -> dict[str, Any]:
-    row = publication.segment_row(item_id, segment)
-    values: dict[str, Any] = publication.store.searcher.snapshot.metadata.take(np.array([row])).to_pylist()[0]
-    return values
+async def _find_row(
+    request: Request, item_id: str, segment: int | None, version: str | None
+) -> tuple[Service, ServedPublication, dict[str, Any]]:
+    """Find the row of an item's segment, in the publication of a version."""
+    service: Service = request.app.state.service
+    publication = await service.publication(version)
+
+    def read() -> Any:
+        row = publication.segment_row(unquote(item_id), segment)
+        return publication.store.searcher.snapshot.metadata.take(np.array([row])).to_pylist()[0]
+
+    return service, publication, await service.lookups.run(read)
 
 
 def _describe(

@@ -105,10 +105,10 @@ class PageFile(NamedTuple):
 
 
 class PageFiles:
-    """All files of a folder, by name."""
+    """All files of the page, by name."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
-        self._files = {path.name: _read(path) for path in folder.iterdir()}
+    def __init__(self) -> None:
+        self._files = {path.name: _read(path) for path in FOLDER.iterdir()}
 
     async def answer(self, request: Request) -> Response:
         """Answer with the file that the path names, the index by default, or with 304 if the browser has it.

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedder.errors import ConfigError
 from embedder.plugins.serve.rate_limit import RateLimit
-from embedder.plugins.serve.serve_errors import RequestError, busy
+from embedder.plugins.serve.serve_errors import RequestError, busy, refusal_of
 from embedder.plugins.serve.serve_settings import LOOPBACK, ServeSettings
 from embedder.quantities import plural
 from embedder.redaction import mask
@@ -136,24 +136,13 @@ PUBLIC = (*PROBES, "/", "/favicon.ico")
 DOCUMENTS = ("/docs", "/openapi.json")  # a browser that opens them can send no token, only the cookie
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 SESSION_PATH = "/session"
-SHAPELESS = {
-    400: ("the request is not valid", "a request as /docs describes it", "see /docs"),
-    404: ("there is nothing at this address", "one of those that /docs lists", "check the address"),
-    405: ("this address has no such method", "a method that /docs lists", "use GET or POST as /docs says"),
-    416: ("the range lies beyond the end", "a range within the file", "ask for bytes that it has"),
-    500: ("the service failed", "none: this is a fault of the service", "tell its operator; the log has the reason"),
-}
-
-
-def protect(app: ASGIApp, settings: ServeSettings) -> ASGIApp:
-    """Wrap the application in all checks and limits; ConfigError if the token file can't be used."""
-    return ProtectedApp(app, settings)
 
 
 class ProtectedApp:
-    """ASGI application behind its limits; used from one event loop."""
+    """ASGI application behind all checks and limits; used from one event loop."""
 
     def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
+        """Wrap an application; ConfigError if the token file can't be used."""
         self._app, self._settings = app, settings
         self._tokens = TokenFile(settings.token_file) if settings.token_file is not None else None
         self._rate = RateLimit(settings.rate_per_s, settings.rate_burst)
@@ -184,7 +173,7 @@ class ProtectedApp:
         except Exception:  # noqa: BLE001  # the last place where a fault can become an answer
             LOG.error("%s %s failed: %s", scope["method"], scope["path"], mask(traceback.format_exc()))
             if not answer.is_started:
-                await _shapeless(500).response()(scope, receive, answer)
+                await refusal_of(500).response()(scope, receive, answer)
 
     async def _pass(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -203,7 +192,7 @@ class ProtectedApp:
         self, scope: Scope, headers: Mapping[bytes, bytes], path: str, receive: Receive, answer: "_Answer"
     ) -> None:
         num_bytes = 0
-        if _has_body(headers):
+        if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
             body = await self._read_body(headers, receive)
             num_bytes, receive = len(body), _replay(body, receive)
         try:
@@ -384,28 +373,16 @@ class _Answer:
 
     async def _replace(self, status: int, headers: Mapping[bytes, bytes]) -> None:
         kept = {name: headers[name] for name in (b"allow", b"content-range", b"retry-after") if name in headers}
-        refusal = _shapeless(status)
-        refusal.headers |= {name.decode(): value.decode("latin-1") for name, value in kept.items()}
-        response = refusal.response()
+        response = refusal_of(status, {name.decode(): kept[name].decode("latin-1") for name in kept}).response()
         await self({"type": "http.response.start", "status": status, "headers": response.raw_headers})
         await self({"type": "http.response.body", "body": bytes(response.body)})
         self._is_replaced = True
-
-
-def _shapeless(status: int) -> RequestError:
-    """Refusal of which only the status is known."""
-    what, rule, cure = SHAPELESS.get(status, SHAPELESS[400 if status < 500 else 500])
-    return RequestError(status, "request", what, rule, cure)
 
 
 def _too_large(most: int) -> RequestError:
     return RequestError(
         413, "body", f"it has more than {most:,} bytes", f"max_body_bytes = {most}", "send fewer or smaller images"
     )
-
-
-def _has_body(headers: Mapping[bytes, bytes]) -> bool:
-    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

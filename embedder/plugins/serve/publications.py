@@ -14,7 +14,7 @@ from embedder.retrieval.store_api import Store, code_sources
 from embedder.retrieval.store_follower import FollowingStore
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Published
-from embedder.store.publish.history import find_publication, readable
+from embedder.store.publish.history import find_publication, publications, readable
 
 LOG = logging.getLogger(__name__)
 
@@ -81,8 +81,6 @@ class Publications:
 
     def history(self) -> list[tuple[Published, bool]]:
         """Publications that can be read, newest first, and whether each is the one that is served."""
-        from embedder.store.publish.history import publications
-
         records = publications(self._files)
         whole = readable(self._files, records)
         return [(each, each.run_id == self.current.run_id) for each in reversed(records) if each.run_id in whole]

@@ -24,6 +24,11 @@ from embedder.retrieval.queries import SearchOptions
 from embedder.storage.web_address import shown_uri
 from index.vectors import Floats, Profile
 
+UNCHANGED = (
+    "item_id", "segment", "score", "rank_score", "words_rank", "vector_rank", "rerank_score", "modality", "caption",
+    "start_s", "end_s",
+)  # fmt: skip
+"""Fields of an answer that are those of the hit."""
 THUMBNAIL_PX = 320
 USUAL_DEPTH = 200
 
@@ -205,19 +210,9 @@ def as_answer(
     is_video = hit.start_s is not None
     segment = f"&segment={hit.segment}" if is_video else ""
     return {
-        "item_id": hit.item_id,
-        "segment": hit.segment,
-        "score": hit.score,
-        "rank_score": hit.rank_score,
-        "words_rank": hit.words_rank,
-        "vector_rank": hit.vector_rank,
-        "rerank_score": hit.rerank_score,
+        **{name: getattr(hit, name) for name in UNCHANGED},
         "probability": probability,
-        "modality": hit.modality,
         "uri": shown_uri(hit.uri) if show_uris else None,
-        "caption": hit.caption,
-        "start_s": hit.start_s,
-        "end_s": hit.end_s,
         "segments": [each._asdict() for each in hit.segments],
         "duplicates": [each._asdict() for each in hit.duplicates],
         "carryover": {name: value for name, value in hit.carryover.items() if name not in publication.hidden},

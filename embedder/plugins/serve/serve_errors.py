@@ -24,8 +24,11 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 _SHORT.maxlist = _SHORT.maxdict = 3
 RULES_OF_STATUS = {
-    404: ("there is no such address", "one of those that /docs lists", "check the address"),
+    400: ("the request is not valid", "a request as /docs describes it", "see /docs"),
+    404: ("there is nothing at this address", "one of those that /docs lists", "check the address"),
     405: ("this address has no such method", "a method that /docs lists", "use GET or POST as /docs says"),
+    416: ("the range lies beyond the end", "a range within the file", "ask for bytes that it has"),
+    500: ("the service failed", "none: this is a fault of the service", "tell its operator; the log has the reason"),
 }
 
 
@@ -43,16 +46,15 @@ class RequestError(Exception):
 
     def response(self) -> Response:
         """Make the answer."""
-        return error_response(self.status, self.where, self.what, self.rule, self.cure, headers=self.headers)
+        error = {"where": self.where, "what": self.what, "rule": self.rule, "cure": self.cure}
+        shown = {name: printable(text, 4 * MAX_SHOWN_CHARACTERS) for name, text in error.items()}
+        return Response(to_json({"error": shown}), self.status, self.headers, "application/json")
 
 
-def error_response(
-    status: int, where: str, what: str, rule: str, cure: str, *, headers: Mapping[str, str] | None = None
-) -> Response:
-    """Make the answer to a refused request; arguments are as in `RequestError`."""
-    error = {"where": where, "what": what, "rule": rule, "cure": cure}
-    shown = {name: printable(text, 4 * MAX_SHOWN_CHARACTERS) for name, text in error.items()}
-    return Response(to_json({"error": shown}), status, headers, "application/json")
+def refusal_of(status: int, headers: Mapping[str, str] | None = None) -> RequestError:
+    """Refuse where only the status is known, with these headers."""
+    rules = RULES_OF_STATUS.get(status, RULES_OF_STATUS[400 if status < 500 else 500])
+    return RequestError(status, "request", *rules, **(headers or {}))
 
 
 def busy(what: str, retry_after_s: int = 1) -> RequestError:
@@ -62,10 +64,10 @@ def busy(what: str, retry_after_s: int = 1) -> RequestError:
     )
 
 
-def mistake(error: Exception, where: str, status: int = 422) -> RequestError:
+def mistake(error: Exception, where: str) -> RequestError:
     """Refuse with one of the product's messages, `what; the cure`."""
     what, _, cure = str(error).rpartition("; ")
-    return RequestError(status, where, what or cure, "what the store can answer", cure)
+    return RequestError(422, where, what or cure, "what the store can answer", cure)
 
 
 def invalid(error: ValidationError | RequestValidationError, where: str) -> RequestError:
@@ -79,24 +81,20 @@ def invalid(error: ValidationError | RequestValidationError, where: str) -> Requ
     return RequestError(422, place, f"found {found}", rule, "send what /docs describes")
 
 
-async def answer_refusal(_: Request, error: Exception) -> Response:
+async def answer_refusal(_: Request, error: RequestError) -> Response:
     """Answer with the refusal."""
-    assert isinstance(error, RequestError)  # noqa: S101  # registered only for this class
     return error.response()
 
 
-async def answer_invalid(_: Request, error: Exception) -> Response:
+async def answer_invalid(_: Request, error: RequestValidationError) -> Response:
     """Answer a request whose path or query string FastAPI found invalid."""
-    assert isinstance(error, RequestValidationError)  # noqa: S101  # registered only for this class
     place, *names = (str(part) for part in error.errors()[0]["loc"])
     return invalid(error, place if names else "request").response()
 
 
-async def answer_http_error(_: Request, error: Exception) -> Response:
+async def answer_http_error(_: Request, error: HTTPException) -> Response:
     """Answer an address or a method that does not exist."""
-    assert isinstance(error, HTTPException)  # noqa: S101  # registered only for this class
-    what, rule, cure = RULES_OF_STATUS.get(error.status_code, (str(error.detail), "a valid request", "see /docs"))
-    return error_response(error.status_code, "request", what, rule, cure, headers=error.headers)
+    return refusal_of(error.status_code, error.headers).response()
 
 
 async def answer_unavailable(_: Request, error: Exception) -> Response:

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,46 +20,24 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.request_seconds = Histogram(
-            "embedder_request_seconds",
-            "Time from a request's first byte to the answer's last",
-            ("route", "status"),
-            buckets=SECONDS,
-            registry=registry,
+        seconds = partial(Histogram, buckets=SECONDS, registry=registry)
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self.request_seconds = seconds(
+            "embedder_request_seconds", "Time from a request's first byte to the answer's last", ("route", "status")
         )
-        self.in_flight = Gauge("embedder_requests_in_flight", "Requests being answered", registry=registry)
+        self.in_flight = gauge("embedder_requests_in_flight", "Requests being answered")
         self.batch_size = Histogram("embedder_batch_queries", "Queries of a batch", buckets=SIZES, registry=registry)
-        self.encode_seconds = Histogram(
-            "embedder_encode_seconds", "Time to encode the texts of a batch", buckets=SECONDS, registry=registry
-        )
-        self.search_seconds = Histogram(
-            "embedder_search_seconds", "Time to search for queries of a batch", buckets=SECONDS, registry=registry
-        )
-        self.rerank_seconds = Histogram(
-            "embedder_rerank_seconds", "Time to score a query's first hits again", buckets=SECONDS, registry=registry
-        )
-        self.thumbnail_seconds = Histogram(
-            "embedder_thumbnail_seconds", "Time to make a thumbnail", buckets=SECONDS, registry=registry
-        )
-        self.cache_hits = Counter(
-            "embedder_cache_hits", "Answers and thumbnails that were remembered", ("cache",), registry=registry
-        )
-        self.cache_misses = Counter(
-            "embedder_cache_misses", "Answers and thumbnails that had to be made", ("cache",), registry=registry
-        )
-        self.refused = Counter("embedder_refused", "Requests refused as too much waited", ("queue",), registry=registry)
-        self._queue_length = Gauge("embedder_queue_queries", "Queries that wait for a batch", registry=registry)
-        self.served_at = Gauge(
-            "embedder_served_timestamp_seconds", "When what is served was published, Unix time", registry=registry
-        )
-        self.recall = Gauge(
-            "embedder_served_index_recall", "Recall@10 of the index that is served, 0 to 1", registry=registry
-        )
+        self.encode_seconds = seconds("embedder_encode_seconds", "Time to encode the texts of a batch")
+        self.search_seconds = seconds("embedder_search_seconds", "Time to search for queries of a batch")
+        self.rerank_seconds = seconds("embedder_rerank_seconds", "Time to score a query's first hits again")
+        self.thumbnail_seconds = seconds("embedder_thumbnail_seconds", "Time to make a thumbnail")
+        self.cache_hits = counter("embedder_cache_hits", "Answers and thumbnails that were remembered", ("cache",))
+        self.cache_misses = counter("embedder_cache_misses", "Answers and thumbnails that had to be made", ("cache",))
+        self.refused = counter("embedder_refused", "Requests refused as too much waited", ("queue",))
+        self.queue_length = gauge("embedder_queue_queries", "Queries that wait for a batch")
+        self.served_at = gauge("embedder_served_timestamp_seconds", "When what is served was published, Unix time")
+        self.recall = gauge("embedder_served_index_recall", "Recall@10 of the index that is served, 0 to 1")
         self.publication = Info("embedder_publication", "Publication that is served", registry=registry)
-
-    def watch_queue(self, length: Callable[[], int]) -> None:
-        """Read the length of the queue from this function whenever the metrics are read."""
-        self._queue_length.set_function(length)
 
     def text(self) -> bytes:
         """All metrics in Prometheus' format."""

@@ -134,7 +134,8 @@ class ServedPublication:
                 raise
             raise self.no_texts(error) from None
         try:
-            self._check_instruction(instruction)
+            if instruction is not None and self.store.encoder.instruction is None:
+                raise ConfigError("instruction: the model of this store takes none; leave it out")
             vectors = self.store.encode_text(texts, instruction)
         except ConfigError:
             raise
@@ -142,10 +143,6 @@ class ServedPublication:
             raise self.no_texts(error) from None
         self.encodes_texts = True
         return vectors
-
-    def _check_instruction(self, instruction: str | None) -> None:
-        if instruction is not None and self.store.encoder.instruction is None:
-            raise ConfigError("instruction: the model of this store takes none; leave it out")
 
     def no_texts(self, error: Exception) -> RequestError:
         """Note that a text couldn't be encoded, so that the next probe tries; return the refusal of the request.

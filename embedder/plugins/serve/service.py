@@ -111,7 +111,8 @@ class Service:
             )
             for _ in range(2)
         )
-        self.metrics.watch_queue(lambda: self.batcher.num_waiting + self.long_batcher.num_waiting)
+        batchers = (self.batcher, self.long_batcher)
+        self.metrics.queue_length.set_function(lambda: sum(each.num_waiting for each in batchers))
         self.answers = AnswerCache(settings.answer_cache_bytes, self.metrics)
         self.conditions, self.lookups = TaskThreads("conditions", 2), TaskThreads("lookups", 2)
         self.versions, self.clips = TaskThreads("versions", 1), TaskThreads("clips", 4)
@@ -211,15 +212,8 @@ class Service:
 
     def _close(self) -> None:
         self.publications.close()
-        for threads in (
-            self.reranker,
-            self.conditions,
-            self.lookups,
-            self.versions,
-            self.clips,
-            self.uploads,
-            self._decoders,
-        ):
+        tasks = (self.conditions, self.lookups, self.versions, self.clips)
+        for threads in (self.reranker, *tasks, self.uploads, self._decoders):
             threads.close()
         self._workers.shutdown()
 

@@ -15,14 +15,16 @@ T = TypeVar("T")
 class TaskThreads:
     """Threads for work that may take long, with a bounded queue, so that neither the event loop nor searches wait."""
 
-    def __init__(self, name: str, num_threads: int) -> None:
+    def __init__(self, name: str, num_threads: int, max_waiting: int = MAX_WAITING_TASKS, when_full: str = "") -> None:
+        """Make the threads; `when_full` is what a refusal says, by default how many requests wait for what."""
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        self._name, self._num_waiting = name, 0
+        self._max_waiting, self._num_waiting = max_waiting, 0
+        self._when_full = when_full or f"{max_waiting} requests wait for {name}"
 
     async def run(self, task: Callable[..., T], *arguments: Any) -> T:
         """Call a function in one of the threads; RequestError if too many wait already."""
-        if self._num_waiting >= MAX_WAITING_TASKS:
-            raise busy(f"{MAX_WAITING_TASKS} requests wait for {self._name}")
+        if self._num_waiting >= self._max_waiting:
+            raise busy(self._when_full)
         self._num_waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, task, *arguments)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -18,8 +17,9 @@ from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import Pixels, SandboxedDecoder
-from embedder.plugins.serve.serve_errors import RequestError, busy
+from embedder.plugins.serve.serve_errors import RequestError
 from embedder.plugins.serve.serve_metrics import Metrics
+from embedder.plugins.serve.task_threads import TaskThreads
 from embedder.retrieval.snapshot import EmbeddedFiles, IdRows
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.sources.uris import split_uri
@@ -65,7 +65,8 @@ class ThumbnailCache:
         try:
             return self._path(key).read_bytes()
         except OSError:  # another process has deleted it
-            self._forget(key)
+            with self._lock:
+                self.num_bytes -= self._sizes.pop(key, 0)
             return None
 
     def put(self, key: ThumbnailKey, content: bytes) -> None:
@@ -124,10 +125,6 @@ class ThumbnailCache:
         with suppress(OSError):
             self._path(key).unlink()
 
-    def _forget(self, key: ThumbnailKey) -> None:
-        with self._lock:
-            self.num_bytes -= self._sizes.pop(key, 0)
-
     def _path(self, key: ThumbnailKey) -> Path:
         return self._item_folder(key.item_id) / key.name
 
@@ -176,25 +173,18 @@ class DecoderThreads:
 
     def __init__(self, name: str, num_threads: int, max_waiting: int, limits: DecodeLimits) -> None:
         """Make the threads; the sandboxes start with the first file."""
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
-        self._name, self._max_waiting, self._num_waiting = name, max_waiting, 0
-        self._limits = limits
+        when_full = f"max_waiting_images = {max_waiting} allows no further image to wait"
+        self._threads, self._limits = TaskThreads(name, num_threads, max_waiting, when_full), limits
         self._own = threading.local()
         self._all: list[SandboxedDecoder | Fetcher] = []
 
     async def run(self, task: Callable[[SandboxedDecoder, Fetcher], T]) -> T:
         """Call a function in one of the threads, with its sandbox; RequestError if too many wait already."""
-        if self._num_waiting >= self._max_waiting:
-            raise busy(f"max_waiting_images = {self._max_waiting} allows no further image to wait")
-        self._num_waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, self._run, task)
-        finally:
-            self._num_waiting -= 1
+        return await self._threads.run(self._run, task)
 
     def close(self) -> None:
         """End threads and sandboxes."""
-        self._executor.shutdown(cancel_futures=True)
+        self._threads.close()
         for each in self._all:
             each.close()
 

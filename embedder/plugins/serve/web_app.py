@@ -14,7 +14,7 @@ from embedder.plugins.serve import hand_on_routes, info_routes, item_routes, sea
 from embedder.plugins.serve.item_paths import WholeItemIds
 from embedder.plugins.serve.openapi import describe
 from embedder.plugins.serve.page_files import PageFiles, docs_page
-from embedder.plugins.serve.protection import protect
+from embedder.plugins.serve.protection import ProtectedApp
 from embedder.plugins.serve.serve_errors import HANDLERS
 from embedder.plugins.serve.serve_metrics import ObservedApp
 from embedder.plugins.serve.serve_settings import ServeSettings
@@ -28,7 +28,7 @@ def create_app(settings: ServeSettings) -> ASGIApp:
 
 def add_limits(routes: FastAPI, settings: ServeSettings) -> ASGIApp:
     """Wrap the routes in limits and measurements; ConfigError if the token file can't be used."""
-    return ObservedApp(protect(routes, settings))
+    return ObservedApp(ProtectedApp(routes, settings))
 
 
 def create_routes(settings: ServeSettings) -> FastAPI:

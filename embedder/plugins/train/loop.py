@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from embedder.errors import RunFailedError, SourceError
 from embedder.executors.choose_engine import EngineChoice
-from embedder.observability.trackers import NoTracker, Tracker
+from embedder.observability.trackers import Tracker
 from embedder.plugins.train.examples import ExampleSpec
 from embedder.plugins.train.items import Items
 from embedder.plugins.train.train_config import TrainConfig
@@ -74,7 +74,7 @@ class PreparedTraining:
     progress: TrainProgress
     identity: dict[str, Any]
     choice: EngineChoice
-    tracker: Tracker = field(default_factory=NoTracker)
+    tracker: Tracker = field(default_factory=Tracker)
 
 
 @dataclass(frozen=True)

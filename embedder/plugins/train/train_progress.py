@@ -17,21 +17,9 @@ from embedder.plugins.train.train_config import TrainConfig
 # Keys that may differ between a run and its resumption: none changes a weight, unless a file exceeds a decoding limit.
 # Workers, threads and device change rounding; workers also change what a convolutional stem's BatchNorm sees together.
 FREE_KEYS = {
-    "out",
-    "engine",
-    "num_workers",
-    "device",
-    "num_threads",
-    "cache_bytes",
-    "log_every_steps",
-    "checkpoint_every_s",
-    "max_reject_fraction",
-    "no_progress_timeout_s",
-    "tracker",
-    "ray_address",
-    "decode",
-    "web",
-}
+    "out", "engine", "num_workers", "device", "num_threads", "cache_bytes", "log_every_steps", "checkpoint_every_s",
+    "max_reject_fraction", "no_progress_timeout_s", "tracker", "ray_address", "decode", "web",
+}  # fmt: skip
 
 COUNTED_SETS = ("unpaired", "stale")
 HASHED_ROWS = 1 << 16  # at a time

@@ -172,12 +172,9 @@ class WorkerGroup:
                 raise self._death_error(error) from None
 
     def _death_error(self, error: RayError) -> RunFailedError:
-        reason = " ".join(str(error).split())[:200]
+        reason, num_workers = " ".join(str(error).split())[:200], len(self.workers)
+        who = "the training worker" if num_workers == 1 else f"one of {num_workers} training workers"
         return RunFailedError(
-            f"{_one_of(len(self.workers))} died after step {self.num_steps_done:,} ({reason}); the last "
+            f"{who} died after step {self.num_steps_done:,} ({reason}); the last "
             "checkpoint is whole, and the same command with --resume goes on, also with fewer num_workers"
         )
-
-
-def _one_of(num_workers: int) -> str:
-    return "the training worker" if num_workers == 1 else f"one of {num_workers} training workers"

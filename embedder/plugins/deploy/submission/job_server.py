@@ -73,7 +73,7 @@ class JobServer(HttpClient):
 
     def ray_version(self) -> str:
         """Version of the cluster's Ray."""
-        found = self._read_json("GET", "/api/version")
+        found = self._read_json("/api/version")
         if not isinstance(found, dict) or not isinstance(version := found.get("ray_version"), str):
             raise self._unknown(json.dumps(found))
         return version
@@ -102,7 +102,7 @@ class JobServer(HttpClient):
 
     def jobs(self) -> list[JobInfo]:
         """List the submitted jobs, the newest first."""
-        found = self._read_json("GET", "/api/jobs/")
+        found = self._read_json("/api/jobs/")
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             raise self._unknown(json.dumps(found))
         infos = [_info(each) for each in found if each.get("submission_id")]
@@ -131,8 +131,8 @@ class JobServer(HttpClient):
             raise ConfigError(f"{self.url}: it has no job {job_id}; `embedder jobs list` names those that it has")
         return self._parse(answer)
 
-    def _read_json(self, method: str, path: str) -> Any:
-        return self._parse(self._answer(method, path))
+    def _read_json(self, path: str) -> Any:
+        return self._parse(self._answer("GET", path))
 
     def _parse(self, answer: Response) -> Any:
         try:

@@ -1,27 +1,19 @@
 """Checkpoints of a run, written whole or not at all."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from embedder.storage.atomic_write import atomic_write
 from shards.model_errors import ModelError
 
 
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
     """Write a state of tensors and plain values; after a crash the file is either the old one or the new one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(Path(path)) as file:
+        torch.save(state, file)
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:

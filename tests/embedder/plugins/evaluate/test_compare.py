@@ -22,7 +22,7 @@ from embedder.errors import ConfigError, StoreError
 from embedder.plugins.evaluate.clicks import corrected_rates, grades_of_clicks, linked_positions, propensities
 from embedder.plugins.evaluate.common_images import ndcg
 from embedder.plugins.evaluate.compare import compare
-from embedder.plugins.evaluate.comparison_page import page, save_page, thumbnails
+from embedder.plugins.evaluate.comparison_page import page, page_content, thumbnails
 from embedder.plugins.evaluate.query_sets import read_query_file
 from embedder.plugins.evaluate.sides import open_side
 from embedder.retrieval.store_api import open_store
@@ -280,7 +280,7 @@ def test_the_page_in_a_browser_overflows_nowhere_and_axe_finds_no_violation(make
     uri = f"{tmp_path}/{{}}.png"
     one = make_store("one", *rows(num=60, uri=uri))
     found = compare(one, make_store("two", *rows(1, {"fish": 3.0}, num=60, uri=uri)), group="kind")
-    save_page(tmp_path / "comparison.html", found)
+    (tmp_path / "comparison.html").write_bytes(page_content(found))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for scheme, width in (("light", 1280), ("dark", 1280), ("light", 360)):
