@@ -180,9 +180,7 @@ class StageConfig(ConfigSection):
     )
     num_cpus: float | None = Field(None, ge=0, description="CPUs reserved by each replica, fractions allowed")
     num_gpus: float | None = Field(
-        None,
-        ge=0,
-        description="GPUs reserved by each replica, a fraction of one or whole; left out: an even share",
+        None, ge=0, description="GPUs reserved by each replica, a fraction of one or whole; left out: an even share"
     )
     device: Device | None = Field(
         None, description="device to compute on; left out: the run's `device`. num_gpus is reserved with any"

@@ -248,13 +248,7 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
 }
 _NAMES = {"SUBQUERY": "a subquery", "WINDOW": "a window", "LAMBDA": "a lambda", "PARAMETER": "a parameter"}
 # Parts of a tree that are not expressions: literals, arguments, branches of CASE, and an ORDER BY, which must be empty.
-_PLAIN_KEYS = (
-    {"kind", "text"},
-    {"name", "expression"},
-    {"when_expr", "then_expr"},
-    {"path"},
-    {"type", "orders"},
-)
+_PLAIN_KEYS = ({"kind", "text"}, {"name", "expression"}, {"when_expr", "then_expr"}, {"path"}, {"type", "orders"})
 
 Node = dict[str, Any]
 _TURN = threading.Lock()

@@ -169,10 +169,7 @@ def pair_captions(entries: list[Entry], found: GlobMatches, places: Collection[s
     values = next((entry for entry in captions if entry.name.lower().endswith(".json")), None)
     caption = captions[0] if captions and "sidecar" in places else None
     for item in items:
-        yield (
-            _row(item, found, caption),
-            values and Values(found.uri(values), values.modified),
-        )
+        yield (_row(item, found, caption), values and Values(found.uri(values), values.modified))
     for entry in sidecars:
         if not items or entry.error_type:
             yield _row(entry, found, None), None

@@ -13,13 +13,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.finished import KEYS, Finished, count_rows, hash_rows, ids_in
 from embedder.store.journal.journal import JournalEntry
 from embedder.store.journal.metadata_updates import MOVED, move_rows
-from embedder.store.journal.part_writer import (
-    RunMetadata,
-    gather_rows,
-    rewrite_each,
-    rewritten_name,
-    store_part,
-)
+from embedder.store.journal.part_writer import RunMetadata, gather_rows, rewrite_each, rewritten_name, store_part
 from embedder.store.journal.runs import Run
 from embedder.store.layout import Current, Kind, Record, StoreInfo
 from embedder.store.part_file import PartFile

@@ -45,13 +45,7 @@ from embedder.store.publish.interim import (
     interim_state,
     kept_parts,
 )
-from embedder.store.publish.publication import (
-    INTENT_FILE,
-    ModelWork,
-    Publication,
-    PublishIntent,
-    commit_table,
-)
+from embedder.store.publish.publication import INTENT_FILE, ModelWork, Publication, PublishIntent, commit_table
 from embedder.store.schema import TABLES
 from embedder.store.store_info import FURTHER_FIELDS, MODEL_FIELDS
 from embedder.store.tables.models import model_files, model_folders

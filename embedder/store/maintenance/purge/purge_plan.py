@@ -263,11 +263,7 @@ def _by_table(paths: Collection[str]) -> dict[tuple[str, str], set[str]]:
 
 
 def _is_behind(
-    files: StoreFiles,
-    current: Current,
-    published: Collection[str],
-    held: Collection[str],
-    indexes: Collection[str],
+    files: StoreFiles, current: Current, published: Collection[str], held: Collection[str], indexes: Collection[str]
 ) -> bool:
     """Return whether the publication, or a table's newest version that other readers open, must be replaced.
 
