@@ -315,7 +315,6 @@ def _problem_of(node: Node, where: str, columns: Mapping[str, str]) -> str | Non
 
 
 def _problem_of_type(node: Node) -> str | None:
-    """Return what is wrong with a type; only DECIMAL(10, 2) may have parts, as nested types can be of any size."""
     is_simple = all(child.get("class") == "CONSTANT" for child in node["children"])
     if node["type_name"].lower() in TYPES and is_simple and not node["schema"] and not node["catalog"]:
         return None

@@ -113,6 +113,5 @@ def _leaf(name: str) -> str:
 
 
 def _first(names: list[str], wanted: tuple[str, ...]) -> str | None:
-    """Return the name that comes first among the wanted ones, else the first name."""
     ranks = {name: rank for rank, name in enumerate(wanted)}
     return min(names, key=lambda name: ranks.get(_leaf(name), len(ranks)), default=None)

@@ -132,7 +132,6 @@ class Fetcher:
         return Fetched(data, None, len(data))
 
     def _open_tar(self, path: str, embedded: EmbeddedFile | None) -> ByteRanges:
-        """Keep one tar open; a local one that was replaced under its name is reopened."""
         if self._tar is not None:
             name, ranges = self._tar
             if name == path and (is_remote(path) or ranges.version == local_version(path, embedded)):

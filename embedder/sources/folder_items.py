@@ -142,7 +142,6 @@ def _holds_media(path: str) -> bool:
 
 
 def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
-    """Add the captions next to files that were named one by one, and group the files by stem."""
     entries = {entry.name: entry for entry in found.entries}
     for name in [name for name in entries if not _is_sidecar(name)]:
         for suffix in SIDECAR_SUFFIXES:

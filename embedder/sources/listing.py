@@ -70,7 +70,6 @@ def list_given(
 def _complete(
     tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequence[OpenJoin], captions: CaptionRules
 ) -> Iterator[pa.Table]:
-    """Add what the listing's own rows lack: states of web addresses, rows of joined tables, the places of captions."""
     tables = (with_states(table, web or WebConfig()) for table in tables)
     for join in joins:
         tables = join.apply(tables)

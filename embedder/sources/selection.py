@@ -230,7 +230,6 @@ def _as_regex(pattern: str) -> str:
 
 
 def _ending(pattern: str) -> str:
-    """Return the literal end of a pattern's last part if it names a kind of file (`.pdf`) or a full name."""
     if pattern.endswith("/"):
         return ""
     last = pattern.rpartition("/")[2].lower()

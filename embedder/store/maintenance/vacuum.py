@@ -136,7 +136,6 @@ def _parts_of(versions: Sequence[Current], model: str) -> list[Current]:
 def _readable_after(
     files: StoreFiles, history: Sequence[Published], versions: Sequence[Current], doomed: Iterable[FileInfo]
 ) -> set[str]:
-    """Return the run ids of publications that can be read without some files."""
     kept_models = {name for each in versions for name in each.models}
     whole_models = [each for each in history if kept_models.issuperset(each.models)]  # others lose all their files
     return readable(files, whole_models, [info.path for info in doomed])

@@ -129,7 +129,6 @@ def publish_interim(parts: Sequence[InterimWork], build_index: IndexBuilder = no
 
 
 def _begin_interim(part: InterimWork, own_id: str) -> Publication:
-    """Record what a publication includes of a model, before the first commit."""
     run, batch = part.run, part.batch
     if run.files.model:
         write_record(run.files, run_file(own_id, INTERIM_FILE), batch.record)

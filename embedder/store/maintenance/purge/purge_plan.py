@@ -214,7 +214,6 @@ def _known_ids(held: Mapping[str, _HeldRows], named: Named) -> frozenset[str]:
 
 
 def _texts_with(ids: Collection[str], named: Named) -> dict[str, list[str]]:
-    """Return the paths of the files that have each id."""
     return {each: [info.path for info, found in named.items() if each in found] for each in ids}
 
 
@@ -320,12 +319,10 @@ def _list_deleted(
 
 
 def _words_files(infos: Sequence[FileInfo]) -> list[FileInfo]:
-    """Return the files of the word indexes of all models."""
     return manifests_first(info for info in infos if _WORDS.fullmatch(info.path))
 
 
 def _index_files(infos: Sequence[FileInfo], indexes: Collection[str]) -> list[FileInfo]:
-    """Return the files of index versions."""
     return manifests_first(info for info in infos if info.path.rpartition("/")[0] in indexes)
 
 
