@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import pyarrow as pa
 
-from embedder.config import Columns
+from embedder.config_toml.run_sections import Columns
 from embedder.sources.column_keys import CONTENT, FILE_AND_ROW
 from embedder.sources.columns import (
     column_names,

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.sources.byte_ranges import EmbeddedFile, local_version, open_ranges, open_regular
 from embedder.sources.captions import read_caption
 from embedder.sources.fetched import Fetched, write_temporary

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from itertools import chain, groupby, islice
 from typing import Any, NamedTuple
 
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import SourceError
 from embedder.media.sniff import HEAD_BYTES, extra_kind, other_kind, sniff, unreadable_kind
 from embedder.sources.captions import SIDECAR_ALONE, read_values

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED, carried_schema
-from embedder.config import SourceConfig, WebConfig
+from embedder.config_toml.run_sections import SourceConfig, WebConfig
 from embedder.config_toml.sections import JoinConfig
 from embedder.errors import SourceError
 from embedder.sources.captions import ANY_CAPTION, IN_FILES, PLACES_MARK, SIDECAR_ALONE, CaptionRules

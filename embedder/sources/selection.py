@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from embedder.batch_schema import UNREADABLE_KIND
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import SourceError
 from embedder.installation import MISSING_EXTRA
 from embedder.sources.captions import ANY_CAPTION, JSON_KEYS, CaptionRules

@@ -13,7 +13,7 @@ from os import environ
 from typing import TypeVar
 from urllib.parse import urljoin
 
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.sources.fetched import Fetched
 from embedder.sources.source_errors import FetchError
 from embedder.sources.web.body import SizeLimits, receive
