@@ -29,7 +29,7 @@ from random import Random
 from typing import Any
 
 from corpus import DEMO_MODEL
-from embedder.config import Columns, SourceConfig
+from embedder.config_toml.run_sections import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.media.limits import DecodeLimits
 from embedder.media.resize import ResizeSpec

@@ -14,8 +14,8 @@ from embedder.config_paths import follow_file
 from embedder.config_toml import values
 from embedder.config_toml.fields import listed_tables, value_at
 from embedder.config_toml.mistakes import ConfigMistakesError, Mistake, mistakes_of, path_of
+from embedder.config_toml.own_code_sections import with_declared
 from embedder.config_toml.read import ConfigFile, parse, read_file
-from embedder.config_toml.sections import with_declared
 from embedder.config_toml.values import dotted_key, toml_key
 from embedder.errors import ConfigError
 

@@ -207,7 +207,6 @@ def _wrong_choice(found: _Found, taken: str, known: Collection[str]) -> Mistake:
 
 
 def _wrong_type(found: _Found) -> Mistake:
-    """Describe a value that isn't of the type, or among the values, that its key takes."""
     path, value, annotation = found.path, found.value, found.place.annotation
     kinds, listed, tables = members(annotation), listed_tables(annotation), tables_in(annotation)
     if listed and isinstance(value, Mapping):

@@ -158,7 +158,6 @@ def _header(tree: dict[str, Any], lengths: dict[values.Path, int]) -> values.Pat
 
 
 def _paths(value: Any) -> Iterator[values.Path]:
-    """Yield the paths of everything within a value."""
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in entries:
         yield (key,)

@@ -85,6 +85,5 @@ def number_in(text: str, unit: str, *, is_integer: bool = False) -> int | float 
 
 
 def _factor(scale: dict[str, float], name: str) -> float | None:
-    """Return the factor of a unit, whose name may be a plural, in any case."""
     name = name.lower()
     return scale.get(name, scale.get(name.removesuffix("s")))

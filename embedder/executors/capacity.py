@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from embedder.compat import ray_claim
-from embedder.config import ClusterConfig, StageConfig
+from embedder.config_toml.run_sections import ClusterConfig, StageConfig
 from embedder.errors import RunFailedError
 from embedder.executors.ray_session import cluster, ray_nodes
 from embedder.placement.allocation import Allocation, pin_replicas, place_replicas, replica_requests, task_request

@@ -6,7 +6,8 @@ from typing import Literal
 
 import pyarrow as pa
 
-from embedder.config import ComputeSettings, DecodeConfig, RowSettings
+from embedder.config import ComputeSettings, RowSettings
+from embedder.config_toml.run_sections import DecodeConfig
 from embedder.errors import ConfigError
 from embedder.installation import vector_libraries
 from embedder.media.limits import DecodeLimits

@@ -12,7 +12,7 @@ from embedder.compat import worker_options
 from embedder.compat.ray_fleet import free_resources
 from embedder.compat.ray_gcs import GPU_TYPE, gpu_types, refusal_of
 from embedder.compat.ray_start import bind_to_loopback, light_start, messages_to_log, replace_attribute
-from embedder.config import ClusterConfig
+from embedder.config_toml.run_sections import ClusterConfig
 from embedder.errors import ConfigError
 from embedder.executors.cluster_address import check_answer
 from embedder.executors.head_watch import HeadWatch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.config import SourcesConfig
+from embedder.config_toml.run_sections import SourcesConfig
 
 
 @dataclass(frozen=True)

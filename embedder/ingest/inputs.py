@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import carried_schema
-from embedder.config import ComputeSettings, RunConfig, SourceConfig, SourceSettings
+from embedder.config import ComputeSettings, RunConfig, SourceSettings
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import ConfigError, SourceError
 from embedder.executors.choose_engine import EngineChoice, choose_engine
 from embedder.executors.find_gpus import find_gpus

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.config_toml.sections import MetricConfig
+from embedder.config_toml.own_code_sections import MetricConfig
 from embedder.ingest.run_result import RunResult
 from embedder.retrieval.rank_metrics import best_ranks, recall_at
 from embedder.store.files import StoreFiles

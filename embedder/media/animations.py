@@ -74,7 +74,6 @@ def animation_frame(encoded: bytes, resize: ResizeSpec, time_s: float, max_pixel
 
 
 def _timed_frames(image: Image.Image, max_pixels: int) -> Iterator[TimedFrame[Image.Image]]:
-    """Yield complete frames; files often store only the part that changes."""
     time_s = Fraction(0)
     for number in _numbers(image):
         try:

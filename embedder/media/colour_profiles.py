@@ -226,7 +226,6 @@ def _text(kind: bytes) -> bytes:
 
 @lru_cache(maxsize=64)
 def _matrix(primaries: Primaries) -> Matrix | None:
-    """Return the matrix from linear RGB to XYZ, adapted to D50 by Bradford's method; None if there is none."""
     *colours, white = ((x, y, 1 - x - y) for x, y in primaries)
     columns = tuple(zip(*colours, strict=True))
     if not all(math.isfinite(value) for row in (*columns, white) for value in row) or white[1] <= 0.01:

@@ -82,7 +82,6 @@ def _salvage_jpeg(encoded: bytes, load: Load) -> Salvaged | None:
 
 
 def _scans(encoded: bytes) -> tuple[frozenset[int], list[_Scan]]:
-    """Return a JPEG's components, and its scans as far as their headers are there."""
     components: frozenset[int] = frozenset()
     scans: list[_Scan] = []
     offset = 0
@@ -158,7 +157,6 @@ def _known_share(image: Image.Image, others: Iterable[Image.Image]) -> float:
 
 
 def _difference(image: Image.Image, other: Image.Image) -> Image.Image:
-    """Return the byte-wise difference of two images of one size and mode, row by row."""
     a, b = (Image.frombytes("L", (len(data) // image.height, image.height), data)
             for data in (image.tobytes(), other.tobytes()))  # fmt: skip
     return ImageChops.difference(a, b)

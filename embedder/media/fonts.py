@@ -77,7 +77,6 @@ def _open(path: str | None, size_px: int) -> Font:
 
 
 def _shipped_files() -> list[Path]:
-    """Find DejaVu Sans among the files of matplotlib, without importing it."""
     found = find_spec("matplotlib")
     folders = (found.submodule_search_locations or []) if found else []
     return [path for path in (Path(folder) / SHIPPED for folder in folders) if path.is_file()]
@@ -91,7 +90,6 @@ def _system_faces() -> Iterator[Face]:
 
 
 def _preference(path: Path) -> tuple[int, bool, str]:
-    """Order plain fonts before bold and slanted ones, and those for many scripts first."""
     name = path.stem.lower()
     return sum(word in name for word in STYLED), not any(word in name for word in BROAD), str(path)
 

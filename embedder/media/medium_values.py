@@ -44,7 +44,6 @@ XMP_DEGREES = re.compile(r"(\d+),(\d+(?:\.\d+)?)(?:,(\d+(?:\.\d+)?))?([NSEW])", 
 
 @lru_cache(maxsize=256)
 def _parse_source(source: str) -> tuple[str, Any]:
-    """Return the kind of a source of `embedder.medium_columns`, and the key of its value there."""
     kind, _, name = source.partition(".")
     if kind == "iptc":
         record, _, number = name.partition(":")
@@ -239,7 +238,6 @@ LEVELS, SQUARES = range(256), [level**2 for level in range(256)]
 
 
 def _moments(grey: Image.Image) -> tuple[float, float]:
-    """Return the mean of an image's grey levels, and that of their squares."""
     counts, num = grey.histogram(), grey.width * grey.height
     return sum(map(mul, counts, LEVELS)) / num, sum(map(mul, counts, SQUARES)) / num
 

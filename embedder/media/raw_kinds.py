@@ -71,7 +71,6 @@ def _tiff_kind(head: bytes, order: str) -> str | None:
 
 
 def _first_directory(head: bytes, order: str) -> dict[int, int]:
-    """Read the first directory's tags as far as `head` has them: the first value, or the offset of the values."""
     if len(head) < 8:
         return {}
     (start,) = struct.unpack_from(f"{order}I", head, 4)

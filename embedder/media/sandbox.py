@@ -281,7 +281,6 @@ class SandboxedDecoder:
                 self._empty_inbox()
 
     def _segments(self, request: Message, resize: ResizeSpec, frames_per_segment: int) -> Iterator[VideoSegment]:
-        """Yield the child's segments; a crashed child is replaced once, and the new one skips what was delivered."""
         budget_s, num_delivered = self.limits.video_timeout_s, 0
         for num_crashes in range(1, MAX_CRASHES + 1):
             try:
@@ -545,7 +544,6 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
 
 
 def _reported_error(answer: Message) -> DecodeError | None:
-    """Return the error that a child reports for a file; None if it reports none."""
     if "error_type" not in answer:
         return None
     return DecodeError(str(answer["error_type"]), str(answer.get("message")), bool(answer.get("transient")))

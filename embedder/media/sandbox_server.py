@@ -193,7 +193,6 @@ class Server:
         return os.pread(self.inbox_fd, self._receive()["num_bytes"], 0)
 
     def _source(self, request: Message) -> BinaryIO:
-        """Open a request's file: one on disk, or the content of the inbox."""
         if request["do"] == "header":
             return io.BufferedReader(RangeFile(AskedRanges(request["num_bytes"], self._ask)))
         if "path" in request:
@@ -217,7 +216,6 @@ class Server:
         return {"num_images": len(images), "size": images[0].size}
 
     def _await_emptied(self) -> None:
-        """Wait until the parent has copied the last segment out of the outbox."""
         if self._outbox_is_full:
             self._receive()
             self._outbox_is_full = False
@@ -261,7 +259,6 @@ class AskedRanges:
 
 
 def _is_image(file: BinaryIO) -> bool:
-    """Return whether a file whose moving frames are requested is an animated image, by its first bytes."""
     file.seek(0)
     head = file.read(HEAD_BYTES)
     return sniff(head) == "image"

@@ -200,7 +200,6 @@ def _is_old_mov(head: bytes) -> bool:
 
 
 def _ftyp_brands(head: bytes) -> set[bytes]:
-    """Return major and compatible brands of a file of the MP4 family; empty for any other file."""
     if head[4:8] != b"ftyp" or len(head) < 12:
         return set()
     stop = min(len(head), int.from_bytes(head[:4], "big"), 1024)

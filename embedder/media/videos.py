@@ -188,7 +188,6 @@ def _packets(container: Any, stream: Any) -> Iterator[Any]:
 
 
 def _decode(frame: Any, max_pixels: int) -> Any:
-    """Decode a frame if it is on demand, and check its size."""
     if isinstance(frame, FrameOnDemand):
         frame = frame.decode()
         if frame is None:
@@ -312,7 +311,6 @@ def _square_pixels(image: Image.Image, aspect: Fraction | None) -> Image.Image:
 
 
 def _orientation(frame: Any) -> int:
-    """Return the EXIF orientation for the file's display matrix; slanted ones count as none."""
     for data in frame.side_data:
         if data.type == SideDataType.DISPLAYMATRIX:
             a, b, _, c, d = struct.unpack("=5i", bytes(data)[:20])

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from http.client import HTTPException
 from typing import Any
 
-from embedder.config import OnFailure
+from embedder.config_toml.run_sections import OnFailure
 from embedder.redaction import mask
 from embedder.storage.http import Connections, Limits
 from embedder.storage.web_address import WebAddressError, parse_address

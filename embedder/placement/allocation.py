@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from embedder.config import StageConfig
+from embedder.config_toml.run_sections import StageConfig
 from embedder.placement.fleet import threads_by_node
 from embedder.placement.gpus import devices_needed
 from embedder.placement.placement import Node, NodesOfReplicas, ReplicaRequest, fits, place

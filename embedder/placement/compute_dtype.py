@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast, get_args
 
-from embedder.config import ComputeDtype, ComputeSettings
+from embedder.config import ComputeSettings
+from embedder.config_toml.run_sections import ComputeDtype
 from embedder.errors import ConfigError, StoreError
 from embedder.placement.placement import Node
 from embedder.quantities import agree

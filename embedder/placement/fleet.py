@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from embedder.config import ClusterConfig
+from embedder.config_toml.run_sections import ClusterConfig
 from embedder.placement.placement import Node
 
 TOLERANCE = 1e-6  # sums of fractions

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from embedder.config import ComputeSettings, Replicas, StageConfig
+from embedder.config import ComputeSettings
+from embedder.config_toml.run_sections import Replicas, StageConfig
 from embedder.errors import ConfigError
 from embedder.placement.allocation import Allocation, StageResources, place_replicas, replica_requests, task_request
 from embedder.placement.fleet import TOLERANCE, Available, cpu_nodes

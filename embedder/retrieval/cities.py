@@ -68,7 +68,6 @@ def nearest_city(latitude: float | None, longitude: float | None) -> str | None:
 
 
 def _points(latitudes: Any, longitudes: Any) -> NDArray[np.float64]:
-    """Return places in degrees as points of the unit sphere: (..., 3)."""
     y, x = np.radians(latitudes), np.radians(longitudes)
     return np.stack([np.cos(y) * np.cos(x), np.cos(y) * np.sin(x), np.sin(y)], axis=-1)
 

@@ -248,13 +248,7 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
 }
 _NAMES = {"SUBQUERY": "a subquery", "WINDOW": "a window", "LAMBDA": "a lambda", "PARAMETER": "a parameter"}
 # Parts of a tree that are not expressions: literals, arguments, branches of CASE, and an ORDER BY, which must be empty.
-_PLAIN_KEYS = (
-    {"kind", "text"},
-    {"name", "expression"},
-    {"when_expr", "then_expr"},
-    {"path"},
-    {"type", "orders"},
-)
+_PLAIN_KEYS = ({"kind", "text"}, {"name", "expression"}, {"when_expr", "then_expr"}, {"path"}, {"type", "orders"})
 
 Node = dict[str, Any]
 _TURN = threading.Lock()
@@ -321,7 +315,6 @@ def _problem_of(node: Node, where: str, columns: Mapping[str, str]) -> str | Non
 
 
 def _problem_of_type(node: Node) -> str | None:
-    """Return what is wrong with a type; only DECIMAL(10, 2) may have parts, as nested types can be of any size."""
     is_simple = all(child.get("class") == "CONSTANT" for child in node["children"])
     if node["type_name"].lower() in TYPES and is_simple and not node["schema"] and not node["catalog"]:
         return None

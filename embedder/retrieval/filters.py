@@ -186,7 +186,6 @@ class RowFilter:
             raise ConfigError(known)
 
     def _read_items(self, text: str) -> None:
-        """Read the items table, once, if the text names a column computed from it."""
         if self._items is not None and any(name in text.lower() for name in OF_ITEMS):
             self._show(with_items(self._rows, self._items()), "*")
             self._items = None

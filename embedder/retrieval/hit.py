@@ -197,10 +197,7 @@ def _first(values: list[str]) -> str:
 
 
 def decode_hits(
-    hits: Iterable[Hit],
-    resize: ResizeSpec,
-    decoder: SandboxedDecoder | None = None,
-    fetcher: Fetcher | None = None,
+    hits: Iterable[Hit], resize: ResizeSpec, decoder: SandboxedDecoder | None = None, fetcher: Fetcher | None = None
 ) -> Iterator[Pixels | FetchError | DecodeError]:
     """Yield the pixels of each hit, or the error; a decoder and a fetcher that are given stay open."""
     hits = list(hits)

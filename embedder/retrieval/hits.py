@@ -240,7 +240,6 @@ def _save_sheet(path: str | Path, titled: Sequence[tuple[Hits, str]]) -> None:
 
 
 def _query_pixels(image: Path | bytes) -> Pixels | None:
-    """Return the image that was searched with, uint8 (160, 160, 3); None if it is gone."""
     with SandboxedDecoder() as decoder:
         try:
             return decoder.image(image, THUMBNAIL)

@@ -160,7 +160,6 @@ class HttpClient:
 
 
 def _read_error(answer: Response) -> dict[str, Any] | None:
-    """Read the service's error; None if another program answered."""
     try:
         found = parse_json(answer.data)["error"]
     except (ValueError, TypeError, KeyError):

@@ -93,7 +93,6 @@ class CaptionWords:
         return any(found[start : start + len(wanted)] == wanted for start in starts)
 
     def _terms(self, text: str) -> list[_Term]:
-        """Return the terms of a query that occur in captions, rarest first."""
         found = []
         num_captions = self._index.manifest.num_captions
         for term, times in Counter(self._analyser.query_terms(text)).items():
@@ -197,7 +196,6 @@ def _list(part: WordPart, number: int, start: int, stop: int) -> tuple[Numbers, 
 
 
 def _union(lists: Sequence[Numbers], start: int, stop: int) -> Numbers:
-    """Return the captions that are in any of the lists, in rising order."""
     if len(lists) == 1:
         return lists[0]
     if sum(map(len, lists)) * SHARE_SORTED < stop - start:
@@ -381,7 +379,6 @@ class HybridRanker:
 
 
 def _ranks(rows: Rows, ranked: Rows) -> Rows:
-    """Return the rank of each row in a ranking, from 1; 0 if it isn't in it."""
     ranks = {row: rank for rank, row in enumerate(ranked.tolist(), start=1)}
     return np.array([ranks.get(row, 0) for row in rows.tolist()], np.int64)
 

@@ -151,7 +151,6 @@ class ModelColumns:
             start = end
 
     def _join_models(self, columns: Sequence[JoinedColumn]) -> list[BesideRows]:
-        """Match the columns of each other model to the rows."""
         by_model: dict[str, list[JoinedColumn]] = {}
         for column in columns:
             by_model.setdefault(column.model, []).append(column)
@@ -170,7 +169,6 @@ class ModelColumns:
 
 
 def _gather(table: RecordTable, columns: list[str]) -> pa.Table:
-    """Read columns of a table, into memory or memory-mapped."""
     empty = table.read(columns, [])
     return in_memory_or_mapped(table.pieces(columns), empty.schema)
 
@@ -203,7 +201,6 @@ def match_keys(wanted: pa.Table, known: pa.Table) -> Rows:
 
 
 def _match(wanted: pa.Table, known: pa.Table) -> Rows:
-    """Return the row of `known` for each wanted key, in memory."""
     if known.num_rows == 0:
         return np.full(wanted.num_rows, -1, np.int64)
     known_keys, wanted_keys = _keys(known, known["item_id"]), _keys(wanted, known["item_id"])

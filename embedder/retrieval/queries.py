@@ -336,7 +336,6 @@ def _image_name(image: Path | bytes, number: int | None = None) -> str:
 
 
 def _is_one_image(value: Any) -> bool:
-    """Whether this is one image of any form; an array of four dimensions is several."""
     if is_array(value):
         return np.ndim(value) != 4
     return isinstance(value, str | os.PathLike | bytes | bytearray | memoryview) or is_pillow_image(value)

@@ -410,7 +410,6 @@ def _as_json(queries: QueryBatch) -> list[dict[str, Any]]:
 
 
 def _base64(image: Path | bytes) -> str:
-    """Encode the content of an image for JSON; raises ConfigError if there is no such file."""
     if isinstance(image, bytes):
         return base64.b64encode(image).decode()
     try:

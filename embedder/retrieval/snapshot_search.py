@@ -196,7 +196,6 @@ def describe_hits(
 
 
 def _with_scores(described: Iterator[dict[str, Any]], scored: Scored) -> Iterator[tuple[dict[str, Any], float]]:
-    """Take the next descriptions, one for each score."""
     for score in scored[1].tolist():
         yield next(described), score
 

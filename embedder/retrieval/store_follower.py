@@ -132,7 +132,6 @@ class FollowingStore:
         return self._serve(same)
 
     def _go_back(self, damage: RetrievalError) -> bool:
-        """Serve the publication before; returns true."""
         self._serve(self._open_before(damage))
         self.last_error = damage
         if self._on_error is not None:
@@ -189,12 +188,10 @@ class FollowingStore:
 
 
 def _versions(current: Current) -> list[object]:
-    """Return the versions of tables and indexes of a publication, for each model."""
     return [(each.run_id, each.embeddings, each.items, each.index) for each in (current, *current.models.values())]
 
 
 def _poll(following: "weakref.ref[FollowingStore]", closed: Event, wait_s: float) -> None:
-    """Poll until the store is closed or garbage-collected."""
     while not closed.wait(wait_s):
         store = following()
         if store is None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from embedder.batch_schema import CARRIED
 from embedder.compat import worker_options
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.errors import ConfigError, EmbedderError
 from embedder.media.given_inputs import file_or_content
 from embedder.media.limits import DecodeLimits

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from embedder.batch_schema import IMAGE_GRID, TRACE
-from embedder.config import ComputeDtype
+from embedder.config_toml.run_sections import ComputeDtype
 from embedder.errors import ConfigError
 from embedder.media.resize import ResizeSpec
 from embedder.servables.order import ERROR

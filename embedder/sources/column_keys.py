@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from shlex import quote
 
-from embedder.config import Columns
+from embedder.config_toml.run_sections import Columns
 
 CONTENT = "content"
 FILE_AND_ROW = "file+row"

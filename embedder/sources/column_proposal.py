@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import pyarrow as pa
 
-from embedder.config import Columns
+from embedder.config_toml.run_sections import Columns
 from embedder.sources.column_keys import CONTENT, FILE_AND_ROW
 from embedder.sources.columns import (
     column_names,
@@ -113,6 +113,5 @@ def _leaf(name: str) -> str:
 
 
 def _first(names: list[str], wanted: tuple[str, ...]) -> str | None:
-    """Return the name that comes first among the wanted ones, else the first name."""
     ranks = {name: rank for rank, name in enumerate(wanted)}
     return min(names, key=lambda name: ranks.get(_leaf(name), len(ranks)), default=None)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
 
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 
 
 @contextmanager

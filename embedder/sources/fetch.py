@@ -7,7 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.sources.byte_ranges import EmbeddedFile, local_version, open_ranges, open_regular
 from embedder.sources.captions import read_caption
 from embedder.sources.fetched import Fetched, write_temporary
@@ -132,7 +132,6 @@ class Fetcher:
         return Fetched(data, None, len(data))
 
     def _open_tar(self, path: str, embedded: EmbeddedFile | None) -> ByteRanges:
-        """Keep one tar open; a local one that was replaced under its name is reopened."""
         if self._tar is not None:
             name, ranges = self._tar
             if name == path and (is_remote(path) or ranges.version == local_version(path, embedded)):

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from itertools import chain, groupby, islice
 from typing import Any, NamedTuple
 
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import SourceError
 from embedder.media.sniff import HEAD_BYTES, extra_kind, other_kind, sniff, unreadable_kind
 from embedder.sources.captions import SIDECAR_ALONE, read_values
@@ -142,7 +142,6 @@ def _holds_media(path: str) -> bool:
 
 
 def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
-    """Add the captions next to files that were named one by one, and group the files by stem."""
     entries = {entry.name: entry for entry in found.entries}
     for name in [name for name in entries if not _is_sidecar(name)]:
         for suffix in SIDECAR_SUFFIXES:
@@ -169,10 +168,7 @@ def pair_captions(entries: list[Entry], found: GlobMatches, places: Collection[s
     values = next((entry for entry in captions if entry.name.lower().endswith(".json")), None)
     caption = captions[0] if captions and "sidecar" in places else None
     for item in items:
-        yield (
-            _row(item, found, caption),
-            values and Values(found.uri(values), values.modified),
-        )
+        yield (_row(item, found, caption), values and Values(found.uri(values), values.modified))
     for entry in sidecars:
         if not items or entry.error_type:
             yield _row(entry, found, None), None

@@ -110,7 +110,6 @@ def _find_remote(path: str) -> GlobMatches:
 
 
 def _found_by_pattern(path: str) -> GlobMatches:
-    """Collect the matches of each expanded pattern; a SourceError if one has none."""
     root = fixed_root(path)
     entries: dict[str, Entry] = {}
     for pattern in expand_braces(path):

@@ -137,8 +137,7 @@ def _open_member(path: str, member: TarMember, embedded: EmbeddedFile | None) ->
         block = whole.read_at(start, BLOCK_BYTES) if start >= 0 else b""
         if not check_member(block, member.name, member.size) or member.offset + member.size > whole.size:
             raise FetchError(
-                "Changed",
-                f"{readable(path)}: member {member.name!r} is not where the listing found it; list again",
+                "Changed", f"{readable(path)}: member {member.name!r} is not where the listing found it; list again"
             )
     except BaseException:
         whole.close()

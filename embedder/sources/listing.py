@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED, carried_schema
-from embedder.config import SourceConfig, WebConfig
+from embedder.config_toml.run_sections import SourceConfig, WebConfig
 from embedder.config_toml.sections import JoinConfig
 from embedder.errors import SourceError
 from embedder.sources.captions import ANY_CAPTION, IN_FILES, PLACES_MARK, SIDECAR_ALONE, CaptionRules
@@ -70,7 +70,6 @@ def list_given(
 def _complete(
     tables: Iterator[pa.Table], web: WebConfig | None, joins: Sequence[OpenJoin], captions: CaptionRules
 ) -> Iterator[pa.Table]:
-    """Add what the listing's own rows lack: states of web addresses, rows of joined tables, the places of captions."""
     tables = (with_states(table, web or WebConfig()) for table in tables)
     for join in joins:
         tables = join.apply(tables)

@@ -65,7 +65,6 @@ def _stem_first(name: str) -> str:
 
 
 def _scan(root: str, prefix: str) -> tuple[list[str], list[str], list[str]]:
-    """Read one folder: names of regular files, of links and other things, and of folders."""
     files: list[str] = []
     odd: list[str] = []
     folders: list[str] = []

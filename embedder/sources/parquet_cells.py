@@ -111,7 +111,6 @@ def cell_reference(value: Any) -> str | None:
 
 
 def _column_bytes(row_group: Any, column: str) -> int:
-    """Sum the uncompressed leaf sizes of a column (`image.bytes`, `image.path`)."""
     leaves = (row_group.column(index) for index in range(row_group.num_columns))
     return sum(
         leaf.total_uncompressed_size

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from embedder.batch_schema import UNREADABLE_KIND
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import SourceError
 from embedder.installation import MISSING_EXTRA
 from embedder.sources.captions import ANY_CAPTION, JSON_KEYS, CaptionRules
@@ -230,7 +230,6 @@ def _as_regex(pattern: str) -> str:
 
 
 def _ending(pattern: str) -> str:
-    """Return the literal end of a pattern's last part if it names a kind of file (`.pdf`) or a full name."""
     if pattern.endswith("/"):
         return ""
     last = pattern.rpartition("/")[2].lower()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from embedder.config import SourceConfig, SourceKind
+from embedder.config_toml.run_sections import SourceConfig, SourceKind
 from embedder.errors import SourceError
 from embedder.sources.file_names import is_hidden, is_shard_statistics
 from embedder.sources.folder_items import list_files

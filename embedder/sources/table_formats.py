@@ -217,7 +217,6 @@ def _wrong_width(row: list[str], header: list[str], dialect: Dialect) -> str:
 
 
 def _is_header(row: list[str], header: list[str]) -> bool:
-    """Whether a row is the header of the next of several files that were written one after another."""
     return len(header) > 1 and len(row) == len(header) and [row[0].removeprefix("\ufeff"), *row[1:]] == header
 
 
@@ -285,7 +284,6 @@ def _jsonl_rows(uri: str) -> Rows:
 
 
 def _recoded_jsonl_rows(uri: str) -> Rows:
-    """Read a table in UTF-16 or UTF-32, as its byte order mark says."""
     line = 0
     with _open_text(uri) as text:
         try:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.column_keys import FILE_AND_ROW, ROW_IDS, format_assignment
 from embedder.sources.columns import is_list

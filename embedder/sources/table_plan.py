@@ -7,7 +7,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from embedder.config import Columns, SourceConfig
+from embedder.config_toml.run_sections import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.column_keys import CONTENT, FILE_AND_ROW, ROW_IDS, format_assignment, key_of, setting
 from embedder.sources.column_proposal import id_columns, propose_columns

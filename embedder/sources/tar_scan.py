@@ -88,7 +88,6 @@ def check_member(header_block: bytes, name: str, size: int) -> bool:
 
 
 def _header_block(ranges: ByteRanges, offset: int) -> bytes | None:
-    """Read the next header; None at the end marker."""
     block = ranges.read_at(offset, BLOCK_BYTES)
     if len(block) < BLOCK_BYTES:
         raise BrokenTarError(f"the file ends at byte {ranges.size:,} without an end marker")

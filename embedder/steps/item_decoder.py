@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedder.batch_schema import DECODED, IMAGE_GRID, IMAGE_TEXT, NEEDED, model_column
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import STILL_IMAGE, TRUNCATED_IMAGE, DecodeError
 from embedder.media.resize import Colour, ResizeSpec

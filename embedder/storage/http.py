@@ -280,7 +280,6 @@ class Connections:
 
 
 def _cause(error: BaseException) -> OSError | HTTPException:
-    """Return the error of the system or of `http.client` behind an error of urllib3."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError | HTTPException):
         found = found.__cause__ or found.__context__

@@ -256,7 +256,6 @@ def _list_objects(store: Any, uri: str, allowed: Sequence[str]) -> list[Any]:
 
 
 def _list_modules(store: Any, uri: str, objects: Sequence[Any]) -> list[Any]:
-    """List the files in the folders that sentence-transformers' modules.json names; pickles where they are all."""
     import obstore
 
     from shards.convert.sentence_transformers import MODULES_FILE, module_folders
@@ -292,7 +291,6 @@ def _lock(cache: Path, name: str) -> Iterator[None]:
 
 
 def _needed_files(folder: Path, names: Collection[str]) -> list[str]:
-    """Return the names of the weight files that hold the tensors, by the folder's index."""
     files = read_index(folder / WEIGHTS_INDEX_FILE, "safetensors")
     return sorted({files[name] for name in names if name in files})
 

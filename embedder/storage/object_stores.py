@@ -248,7 +248,6 @@ def _provider(session: Any) -> Any:
 
 @contextmanager
 def _profile_errors() -> Iterator[None]:
-    """Turn botocore errors into ObjectStoreError; their messages name profiles and files but quote no keys."""
     from botocore.exceptions import BotoCoreError
 
     try:

@@ -54,7 +54,6 @@ def _places(footer: pq.FileMetaData, columns: Sequence[str] | None) -> list[tupl
 
 
 def _join(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join adjacent ranges in order, as each request waits for its answer."""
     joined: list[tuple[int, int]] = []
     for start, stop in places:
         if joined and start <= joined[-1][1]:

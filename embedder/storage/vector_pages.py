@@ -254,7 +254,6 @@ def _name_of(element: Any) -> str | None:
 
 
 def _encoding_of(chunk: dict[int, Any]) -> int | None:
-    """Return the encoding of a chunk's values if its pages are in the layout."""
     codecs = {PLAIN: UNCOMPRESSED, STREAMS: ZSTD}
     own = {*chunk[2]} - {RLE} or {PLAIN}
     encoding = own.pop()
@@ -496,7 +495,6 @@ def _parse_varint(data: "bytes | memoryview", position: int) -> tuple[int, int]:
 
 
 def _parse_struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """Parse a Thrift struct; return its fields by id, and the position after it."""
     fields: dict[int, Any] = {}
     field = 0
     while True:
@@ -520,7 +518,6 @@ def _parse_struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict
 
 
 def _parse_value(data: memoryview, position: int, kind: int, depth: int) -> tuple[Any, int]:
-    """Parse a number, bytes, a struct or a list of these."""
     if depth > MAX_DEPTH:
         raise pa.ArrowInvalid("a header or the footer is nested too deep")
     if kind == 12:

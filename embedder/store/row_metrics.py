@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from embedder.config_toml.sections import LABELLED, NUMBERS, SCORES, MetricConfig
+from embedder.config_toml.own_code_sections import LABELLED, NUMBERS, SCORES, MetricConfig
 from embedder.errors import ConfigError
 from embedder.process.child_main import import_file
 from embedder.store.layout import Record

@@ -7,15 +7,7 @@ import pyarrow as pa
 from embedder.batch_schema import medium_schema, step_schema
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
-from embedder.store.layout import (
-    STORE_FILE,
-    Current,
-    RunInfo,
-    StoreInfo,
-    read_current,
-    read_record,
-    swap_record,
-)
+from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_current, read_record, swap_record
 from embedder.store.schema import FORMAT_VERSION
 
 FINGERPRINTS = ("model_fingerprint", "preprocess_fingerprint")

@@ -18,14 +18,12 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import Any, cast
 
 from embedder.compat import STORE_TRACE_VARIABLE
-from embedder.store.backends import Backend, Condition, FileInfo, Tag, WriteConflictError, content_tag
+from embedder.store.backends import Backend, Condition, Tag, WriteConflictError, content_tag
 
 MAX_CONTENT = 56 << 10
 """Maximum size of a content as JSON in bytes; longer ones are left out, so that a line has less than 64 KiB."""
@@ -45,7 +43,7 @@ _NUMBERS = itertools.count(1)
 def trace_backend(backend: Backend, address: str) -> Backend:
     """Return a backend that records its changes if this process is asked to, else the backend itself."""
     file = os.environ.get(STORE_TRACE_VARIABLE)
-    return RecordingBackend(backend, Path(file), address) if file else backend
+    return cast(Backend, RecordingBackend(backend, Path(file), address)) if file else backend
 
 
 class RecordingBackend:
@@ -55,29 +53,8 @@ class RecordingBackend:
         """Record changes in `file`; `folder` is the backend's root in the store, empty or ending with "/"."""
         self._backend, self._file, self._address, self._folder = backend, file, address, folder
 
-    def read(self, path: str) -> tuple[bytes, Tag]:
-        """See `Backend`."""
-        return self._backend.read(path)
-
-    def open(self, path: str) -> Any:
-        """See `Backend`."""
-        return self._backend.open(path)
-
-    def read_table(self, path: str, columns: list[str] | None) -> pa.Table:
-        """See `Backend`."""
-        return self._backend.read_table(path, columns)
-
-    def exists(self, path: str) -> bool:
-        """See `Backend`."""
-        return self._backend.exists(path)
-
-    def folders(self, folder: str) -> list[str]:
-        """See `Backend`."""
-        return self._backend.folders(folder)
-
-    def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
-        """See `Backend`."""
-        return self._backend.list(folder, after)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)  # what only reads is not recorded
 
     def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
         """See `Backend`; recorded."""

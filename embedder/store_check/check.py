@@ -21,14 +21,7 @@ from embedder.store_check.leftovers import leftovers
 from embedder.store_check.lock_holder import check_lock
 from embedder.store_check.logs import check_logs
 from embedder.store_check.parts import TableContent, WayBack, check_table
-from embedder.store_check.records import (
-    Chain,
-    check_bindings,
-    check_chain,
-    check_deletions,
-    check_purges,
-    check_runs,
-)
+from embedder.store_check.records import Chain, check_bindings, check_chain, check_deletions, check_purges, check_runs
 from embedder.store_check.row_checks import check_counts, check_rows
 from embedder.store_check.scope import CheckedModel, checked_models
 

@@ -18,12 +18,7 @@ _VECTORS = re.compile(rf"{_TABLE}/(?P<name>part-[^/]+-marked/[^/]+\.bin)")
 
 
 def leftovers(
-    listing: Listing,
-    added: Mapping[str, Collection[str]],
-    unfinished: Sequence[str],
-    option: str,
-    *,
-    is_writing: bool,
+    listing: Listing, added: Mapping[str, Collection[str]], unfinished: Sequence[str], option: str, *, is_writing: bool
 ) -> list[Finding]:
     """Return findings on files that nothing needs.
 

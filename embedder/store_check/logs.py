@@ -82,7 +82,6 @@ def _gap(place: str, missing: Sequence[int], checkpoints: Iterable[int], publish
 
 
 def _unpublished_versions(place: str, newest: int, published: int) -> Finding:
-    """Finding on versions after the published one."""
     return Finding(
         "note",
         place,

@@ -87,7 +87,6 @@ class WayBack:
 
 
 def _places(parts: Sequence[PartFile]) -> set[str]:
-    """Return the paths of part files, and the places of their deletion vectors: those in one file share theirs."""
     vectors = (part.deletion_vector for part in parts)
     return {part.path for part in parts} | {vector.value for vector in vectors if vector is not None}
 

@@ -203,7 +203,6 @@ def _broken_chain(
 
 
 def _differing(current: Current, record: Published) -> list[Finding]:
-    """Return the finding on a record that contradicts CURRENT.json."""
     pairs = [
         ("", current, record),
         *((f"models.{name}.", own, record.models.get(name)) for name, own in current.models.items()),
@@ -223,7 +222,6 @@ def _differing(current: Current, record: Published) -> list[Finding]:
 
 
 def _interim(files: StoreFiles, current: Current) -> list[Finding]:
-    """Return the finding on a continuing run whose interim publications lack a record."""
     if current.interim_of is None:
         return []
     run_id = current.interim_of

@@ -39,11 +39,7 @@ class CheckedModel:
 
 
 def checked_models(
-    files: StoreFiles,
-    current: Current,
-    infos: Mapping[str, StoreInfo | None],
-    listing: Listing,
-    doomed: frozenset[str],
+    files: StoreFiles, current: Current, infos: Mapping[str, StoreInfo | None], listing: Listing, doomed: frozenset[str]
 ) -> list[CheckedModel]:
     """Return the models of a publication, the main one first."""
     return [

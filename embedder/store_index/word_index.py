@@ -345,7 +345,6 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _blocks(captions: pa.ChunkedArray) -> Iterator[pa.Array]:
-    """Yield captions in blocks that are small enough to analyse in memory."""
     for chunk in captions.cast(pa.large_string()).chunks:
         ends = np.cumsum(pc.binary_length(chunk).to_numpy())
         start = 0
@@ -357,6 +356,5 @@ def _blocks(captions: pa.ChunkedArray) -> Iterator[pa.Array]:
 
 
 def _size(blocks: Iterable[pa.Array]) -> float:
-    """Return the size of some blocks as a share of what may be analysed in memory."""
     sizes = ((len(block), int(pc.sum(pc.binary_length(block)).as_py())) for block in blocks)
     return sum(max(rows / BLOCK_ROWS, size / BLOCK_BYTES) for rows, size in sizes)

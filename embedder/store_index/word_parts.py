@@ -227,7 +227,6 @@ def sums_of(terms: Terms, starts: Numbers, docs: Numbers, counts: Numbers) -> Nu
 
 
 def _sum(term: int, docs: Numbers, counts: Numbers) -> int:
-    """Return a list's checksum, which also depends on the term."""
     first = zlib.crc32(np.ascontiguousarray(docs).data, term & 0xFFFFFFFF)
     return zlib.crc32(np.ascontiguousarray(counts).data, first)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from embedder.batch_schema import step_schema
-from embedder.config_toml.sections import REPLACED, StepConfig
+from embedder.config_toml.own_code_sections import REPLACED, StepConfig
 from embedder.entry_points import STEPS, find_plugins
 from embedder.errors import EmbedderError
 from embedder.servables.declared_servables import find_file, find_module

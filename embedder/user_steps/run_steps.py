@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
-from embedder.config_toml.sections import StepConfig, StepPlace
+from embedder.config_toml.own_code_sections import StepConfig, StepPlace
 from embedder.user_steps.calls import check_steps_load
 from embedder.user_steps.declared_steps import ROW_COLUMNS, VECTORS, check_columns, new_columns, open_step
 from embedder.user_steps.decoded_rows import DecodedSteps

@@ -10,7 +10,8 @@ from command_runs import run_here
 from PIL import Image
 from search_stores import QUERY, picture, searchable
 
-from embedder.config import Columns, SourceConfig, load_config
+from embedder.config import load_config
+from embedder.config_toml.run_sections import Columns, SourceConfig
 from embedder.errors import ConfigError, EmbedderError
 from embedder.sources.listing import list_sources
 

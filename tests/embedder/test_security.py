@@ -30,7 +30,7 @@ import embedder
 from embedder.cli import app
 from embedder.cli.terminal import TerminalLog
 from embedder.compat import FAST_START_VARIABLE
-from embedder.config import DecodeConfig
+from embedder.config_toml.run_sections import DecodeConfig
 from embedder.ingest.embed import embed
 from embedder.media import images, videos
 from embedder.media.media_errors import DecodeError

@@ -81,7 +81,6 @@ def _alike(size: Size, other: Size) -> bool:
 
 
 def _develop(raw: rawpy.RawPy, wanted: Size, max_pixels: int) -> LoadedImage:
-    """Develop the sensor's data to an image, which LibRaw turns upright."""
     sizes = raw.sizes
     is_half = all(have // 2 >= want for have, want in zip(_upright_size(raw), wanted, strict=True))
     check_pixels((sizes.raw_width, sizes.raw_height), max_pixels * (WHOLE_FACTOR if is_half else 1))

@@ -43,7 +43,6 @@ def load(kind: str, encoded: bytes, resize: ResizeSpec, max_pixels: int) -> Load
 
 
 def _declared_sizes(encoded: bytes) -> Iterator[Size]:
-    """Yield the sizes of all images and tiles of the file, before rotation and cropping."""
     place = encoded.find(SIZE_PROPERTY)
     while place >= 0:
         size = encoded[place + len(SIZE_PROPERTY) : place + len(SIZE_PROPERTY) + 8]

@@ -6,15 +6,9 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from embedder.config import (
-    DecodeConfig,
-    Engine,
-    RunConfig,
-    SourceConfig,
-    WebConfig,
-    check_source_names,
-)
+from embedder.config import RunConfig
 from embedder.config_toml.load_config import load
+from embedder.config_toml.run_sections import DecodeConfig, Engine, SourceConfig, WebConfig, check_source_names
 from embedder.config_toml.sections import ConfigSection, TrackerConfig
 from embedder.config_toml.values import toml
 from embedder.plugins.train.trainer.train_settings import DistillSettings, LayerChoice, TrainSettings, chosen_layers

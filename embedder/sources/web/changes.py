@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.sources.listing_schema import HASHED
 from embedder.sources.source_errors import FetchError
 from embedder.storage.web_address import is_web

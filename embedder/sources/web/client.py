@@ -13,7 +13,7 @@ from os import environ
 from typing import TypeVar
 from urllib.parse import urljoin
 
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.sources.fetched import Fetched
 from embedder.sources.source_errors import FetchError
 from embedder.sources.web.body import SizeLimits, receive
@@ -112,7 +112,6 @@ class WebClient:
         self._connections.close()
 
     def _ask(self, method: str, address: str, stop: Stop, read: Read[T]) -> T:
-        """Ask until there is an answer, a few times at most."""
         item = _WebItem(method, address, stop, self.settings, shown_address(address))
         tries = 0
         while True:
@@ -186,7 +185,6 @@ class _Redirect(str):
 
 
 def _as_text(location: str) -> str:
-    """Decode a header that some servers send as UTF-8; `http.client` reads all as Latin-1."""
     with suppress(UnicodeError):
         return location.encode("latin-1").decode("utf-8")
     return location
@@ -263,7 +261,6 @@ def _to_web_error(error: OSError | http.client.HTTPException, item: _WebItem) ->
 
 
 def _hint(settings: WebConfig) -> str:
-    """Return a clause about a proxy that the environment names but that isn't used."""
     if settings.use_proxy or not any(name.lower() in PROXY_VARIABLES for name in environ):
         return ""
     return "; the environment names a proxy, which web.use_proxy = true connects through"

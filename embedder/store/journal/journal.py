@@ -96,7 +96,6 @@ def stream_keys(files: StoreFiles, parts: Sequence[PartFile], table: str, column
 
 
 def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Table:
-    """Read some columns of a finished part file; StoreError if it is missing or damaged."""
     path = f"{part.table}/{part.path}"
     try:
         return files.read_table(path, columns)

@@ -174,7 +174,7 @@ def _vector_rows(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
 
 
 def _item_records(rows: pa.Table, metadata: RunMetadata) -> pa.Table:
-    return _project(rows, ITEMS, pa.schema([]), _constants(metadata, "updated_at"))
+    return _project(rows, ITEMS, NO_COLUMNS, _constants(metadata, "updated_at"))
 
 
 def _num_rejected(items: pa.Table) -> int:
@@ -311,7 +311,8 @@ def encode_part(
 ) -> tuple[PartFile, bytes]:
     """Encode a Parquet file as `store_part` does, with its entry for a log or journal; nothing is written."""
     # A column's own values say how it is written, so that no rewriting changes it.
-    streams = [name for name in VECTOR_COLUMNS if name in content.schema.names and _is_worth_streams(content[name])]
+    sizes = {name: pc.sum(pc.list_value_length(content[name])).as_py() or 0 for name in _vector_columns(content)}
+    streams = [name for name, size in sizes.items() if size >= MIN_STREAM_VALUES and is_half(content[name])]
     data = parquet_bytes(content, **layout_options(content.schema, VECTOR_COLUMNS, streams))
     part = PartFile(
         table=table,
@@ -325,8 +326,8 @@ def encode_part(
     return part, data
 
 
-def _is_worth_streams(column: pa.ChunkedArray) -> bool:
-    return (pc.sum(pc.list_value_length(column)).as_py() or 0) >= MIN_STREAM_VALUES and is_half(column)
+def _vector_columns(content: pa.Table) -> list[str]:
+    return [name for name in VECTOR_COLUMNS if name in content.schema.names]
 
 
 def _delta_stats(content: pa.Table) -> str:
@@ -339,6 +340,6 @@ def _delta_stats(content: pa.Table) -> str:
             "minValues": {name: own["min"] for name, own in bounds.items()},
             "maxValues": {name: own["max"] for name, own in bounds.items()},
             "nullCount": dict.fromkeys(names, 0)
-            | {name: content[name].null_count for name in VECTOR_COLUMNS if name in content.schema.names},
+            | {name: content[name].null_count for name in _vector_columns(content)},
         }
     )

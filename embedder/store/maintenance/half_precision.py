@@ -173,7 +173,8 @@ def _blocks(table: RecordTable, column: str) -> Iterator[Floats]:
 def _choose_queries(table: RecordTable, column: str) -> tuple[Floats, Floats | None]:
     """Return captions from files across the table, with the vectors that are theirs; vectors alone without captions."""
     num = max(MIN_QUERIES, min(MAX_QUERIES, MAX_PRODUCTS // max(table.num_rows(), 1)))
-    paths = [*_choose_spread(table.paths())]
+    paths = table.paths()
+    paths = paths[:: max(1, -(-len(paths) // NUM_FILES))]  # spread over the table
     share = -(-num // max(len(paths), 1))
     vectors, texts, right = list[Floats](), list[Floats](), list[Floats]()
     for path in paths:
@@ -186,11 +187,6 @@ def _choose_queries(table: RecordTable, column: str) -> tuple[Floats, Floats | N
     if any(map(len, texts)):
         return np.concatenate([each for each in texts if len(each)])[:num], np.concatenate(right)[:num]
     return (np.concatenate(vectors)[:num] if vectors else np.empty((0, 0), np.float32)), None
-
-
-def _choose_spread(paths: list[str]) -> Iterator[str]:
-    step = -(-len(paths) // NUM_FILES)
-    return iter(paths[:: max(1, step)])
 
 
 def describe_saving(files: StoreFiles, current: Current) -> str:

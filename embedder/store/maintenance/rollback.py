@@ -5,19 +5,8 @@ import logging
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import unfinished_runs
-from embedder.store.layout import (
-    Current,
-    Hold,
-    Published,
-)
-from embedder.store.publish.current import (
-    IndexChoice,
-    begin,
-    move_current,
-    parts_at,
-    publish_files,
-    writable,
-)
+from embedder.store.layout import Current, Hold, Published
+from embedder.store.publish.current import IndexChoice, begin, move_current, parts_at, publish_files, writable
 from embedder.store.publish.history import check_readable, find_publication, one_before, publications
 from embedder.store.publish.tombstones import check_purges
 

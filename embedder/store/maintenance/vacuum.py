@@ -79,7 +79,7 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
     asked = {version.run_id for version in versions}
     left = asked | _readable_after(files, history, versions, doomed)
     served = [each for each in (current, *history) if each.run_id in left | {current.run_id}]
-    doomed += _unneeded_query_towers(files, models, served)
+    doomed += [info for model in ["", *models] for info in _unneeded_towers(files, model, served)]
     doomed += unnamed_lists(files, current)
     unfinished_files = [info for info in files.list("") if is_unfinished(info.path)]
     if not dry_run:
@@ -93,11 +93,7 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
 
 
 def _list_unneeded(
-    files: StoreFiles,
-    history: Sequence[Published],
-    versions: Sequence[Current],
-    unfinished: set[str],
-    since: datetime,
+    files: StoreFiles, history: Sequence[Published], versions: Sequence[Current], unfinished: set[str], since: datetime
 ) -> list[FileInfo]:
     """List part files, journals, indexes and word indexes of one model that are not needed."""
     return [
@@ -140,24 +136,14 @@ def _parts_of(versions: Sequence[Current], model: str) -> list[Current]:
 def _readable_after(
     files: StoreFiles, history: Sequence[Published], versions: Sequence[Current], doomed: Iterable[FileInfo]
 ) -> set[str]:
-    """Return the run ids of publications that can be read without some files."""
     kept_models = {name for each in versions for name in each.models}
     whole_models = [each for each in history if kept_models.issuperset(each.models)]  # others lose all their files
     return readable(files, whole_models, [info.path for info in doomed])
 
 
-def _unneeded_query_towers(files: StoreFiles, models: Iterable[str], served: Sequence[Current]) -> list[FileInfo]:
-    """List the query towers, of the main model and others, that match no vectors of a kept publication."""
-    bound = read_store_info(files)
-    found = unneeded_towers(files, [served_info(bound, each) for each in served])
-    for model in models:
-        found += _unneeded_model_towers(files, model, served)
-    return found
-
-
-def _unneeded_model_towers(files: StoreFiles, model: str, served: Sequence[Current]) -> list[FileInfo]:
+def _unneeded_towers(files: StoreFiles, model: str, served: Sequence[Current]) -> list[FileInfo]:
     """List a model's query towers that match no vectors of a kept publication, relative to the store."""
-    own = _parts_of(served, model)
+    own = _parts_of(served, model) if model else served
     if not own:
         return []  # deleted with everything else, or belonging to an unfinished run
     view = model_files(files, model)

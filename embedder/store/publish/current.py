@@ -282,12 +282,7 @@ def begin(files: StoreFiles, kind: Kind, version: Current | None) -> RunInfo:
 
 
 def publish_files(
-    files: StoreFiles,
-    run: RunInfo,
-    like: Current,
-    wanted: ModelParts,
-    choose_index: IndexChoice,
-    **fields: Any,
+    files: StoreFiles, run: RunInfo, like: Current, wanted: ModelParts, choose_index: IndexChoice, **fields: Any
 ) -> Published:
     """Commit the wanted files of all models and make them visible to readers.
 

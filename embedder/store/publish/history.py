@@ -8,20 +8,8 @@ from datetime import datetime
 from embedder.errors import StoreError
 from embedder.store.files import NUM_RECORD_READERS, StoreFiles
 from embedder.store.journal.runs import all_runs, run_time
-from embedder.store.layout import (
-    PUBLISHED_FILE,
-    RUNS_FOLDER,
-    Current,
-    Published,
-    read_current,
-    read_record,
-    run_file,
-)
-from embedder.store.publish.current import (
-    model_folder,
-    record_of,
-    versions_of,
-)
+from embedder.store.layout import PUBLISHED_FILE, RUNS_FOLDER, Current, Published, read_current, read_record, run_file
+from embedder.store.publish.current import model_folder, record_of, versions_of
 from embedder.store.publish.deletions import listed_files
 from embedder.store.schema import TABLES
 from embedder.store.tables.delta_log import replay

@@ -13,13 +13,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.journal.finished import KEYS, Finished, count_rows, hash_rows, ids_in
 from embedder.store.journal.journal import JournalEntry
 from embedder.store.journal.metadata_updates import MOVED, move_rows
-from embedder.store.journal.part_writer import (
-    RunMetadata,
-    gather_rows,
-    rewrite_each,
-    rewritten_name,
-    store_part,
-)
+from embedder.store.journal.part_writer import RunMetadata, gather_rows, rewrite_each, rewritten_name, store_part
 from embedder.store.journal.runs import Run
 from embedder.store.layout import Current, Kind, Record, StoreInfo
 from embedder.store.part_file import PartFile
@@ -140,8 +134,10 @@ def commit_table(work: Publication, name: str, columns: pa.Schema, base: Current
 def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
     """Return the run's part files, rewritten if they hold rows of incomplete or outdated items."""
     finished = work.finished
-    own, counting = (finished.records, _all_items) if table.name == "items" else (finished.vectors, _with_new_rows)
-    num_counting, partial = count_rows(finished.files, own, work.whole, counting)
+    if table.name == "items":
+        num_counting, partial = count_rows(finished.files, finished.records, work.whole)
+    else:
+        num_counting, partial = count_rows(finished.files, finished.vectors, work.whole, _with_new_rows)
     parts = []
     for number, part in enumerate(finished.files):
         if part.table != table.name or not num_counting[number]:
@@ -153,10 +149,6 @@ def _own_parts(work: Publication, table: RecordTable) -> list[PartFile]:
             part = _rewrite(work, table, part.path, content)  # noqa: PLW2901
         parts.append(part)
     return parts
-
-
-def _all_items(whole: pa.Table) -> pa.Table:
-    return whole
 
 
 def _with_new_rows(whole: pa.Table) -> pa.Table:

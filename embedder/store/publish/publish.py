@@ -45,13 +45,7 @@ from embedder.store.publish.interim import (
     interim_state,
     kept_parts,
 )
-from embedder.store.publish.publication import (
-    INTENT_FILE,
-    ModelWork,
-    Publication,
-    PublishIntent,
-    commit_table,
-)
+from embedder.store.publish.publication import INTENT_FILE, ModelWork, Publication, PublishIntent, commit_table
 from embedder.store.schema import TABLES
 from embedder.store.store_info import FURTHER_FIELDS, MODEL_FIELDS
 from embedder.store.tables.models import model_files, model_folders
@@ -135,7 +129,6 @@ def publish_interim(parts: Sequence[InterimWork], build_index: IndexBuilder = no
 
 
 def _begin_interim(part: InterimWork, own_id: str) -> Publication:
-    """Record what a publication includes of a model, before the first commit."""
     run, batch = part.run, part.batch
     if run.files.model:
         write_record(run.files, run_file(own_id, INTERIM_FILE), batch.record)
@@ -235,7 +228,7 @@ def _read_decision(
     if session not in (None, intent.session):  # whose order must not be mixed with what this one knows
         files.confirm_lease()
         raise StoreError(f"{files.uri(path)}: written by session {intent.session} of the run meanwhile; run again")
-    retired = _read_retired(files, run_file(run_id, intent.retired))
+    retired = pq.read_table(BytesIO(files.read(run_file(run_id, intent.retired))))["item_id"]
     if entries is None:
         counting = set(intent.entries)
         entries = [entry for entry in read_entries(files, run_id, is_light=True) if entry.name in counting]
@@ -246,10 +239,6 @@ def _read_decision(
     return Publication(
         files, run_id, intent, entries, batch.finished, whole, retired, moves, published_names=before.names
     )
-
-
-def _read_retired(files: StoreFiles, path: str) -> pa.ChunkedArray:
-    return pq.read_table(BytesIO(files.read(path)))["item_id"]
 
 
 def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder) -> Current:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from embedder.errors import StoreError
 from embedder.quantities import plural
 from embedder.storage.user_cache import cache_folder, mark_used
-from embedder.store.backends import FileInfo
+from embedder.store.backends import FileInfo, manifests_first
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.tables.models import MODELS_FOLDER
@@ -178,16 +178,13 @@ def drop_copies(num_kept: int = 0) -> None:
 def unneeded_towers(files: StoreFiles, infos: Collection[StoreInfo]) -> list[FileInfo]:
     """List the files of query towers for none of the models, manifests first, as the rest is nothing without them."""
     needed = {(info.model_fingerprint, info.preprocess_fingerprint) for info in infos}
-    doomed = [info for info, key in _tower_files(files) if key not in needed]
-    return sorted(doomed, key=lambda info: (not info.path.endswith(f"/{MANIFEST_FILE}"), info.path))
+    return manifests_first(info for info, key in _tower_files(files) if key not in needed)
 
 
 def delete_towers(files: StoreFiles, info: StoreInfo) -> None:
     """Delete a model's query towers, the manifest first."""
-    files.delete(f"{towers_path(info)}/{MANIFEST_FILE}")
-    for each, key in list(_tower_files(files)):
-        if key == (info.model_fingerprint, info.preprocess_fingerprint):
-            files.delete(each.path)
+    for each in manifests_first(files.list(towers_path(info))):
+        files.delete(each.path)
 
 
 def is_tower_file(path: str) -> bool:

@@ -81,18 +81,17 @@ def _of_published(files: StoreFiles) -> Rejects:
     if read_current(files) is None and pending is not None:
         return _of_run(files, pending.run_id)
     current = read_published(files)
-    num_pending = rejects_in(files, _unpublished_entries(files, pending.run_id)).num_rows if pending else 0
+    num_pending = 0
+    if pending:
+        published = interim_state(files, pending.run_id).names
+        entries = read_entries(files, pending.run_id, is_light=True)
+        num_pending = rejects_in(files, (entry for entry in entries if entry.name not in published)).num_rows
     return Rejects(
         items=_in_table(files, current),
         run_id=current.run_id,
         is_published=True,
         pending=Pending(pending.run_id, num_pending) if pending and num_pending else None,
     )
-
-
-def _unpublished_entries(files: StoreFiles, run_id: str) -> list[JournalEntry]:
-    published_names = interim_state(files, run_id).names
-    return [entry for entry in read_entries(files, run_id, is_light=True) if entry.name not in published_names]
 
 
 def _in_table(files: StoreFiles, version: Current) -> pa.Table:

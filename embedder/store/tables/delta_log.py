@@ -190,7 +190,6 @@ def put_checkpoint(files: StoreFiles, table: str, version: int) -> None:
 
 @contextmanager
 def _local_log(files: StoreFiles, table: str, version: int) -> Iterator[Path]:
-    """Yield a local folder with the part of a table's log that a version needs."""
     first = last_checkpoint(files, table)
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / LOG_FOLDER).mkdir()

@@ -68,7 +68,6 @@ class RecordTable:
 
     @property
     def _adds(self) -> dict[str, Action]:
-        """Files of this version, each with its entry in the log."""
         return self._state.adds if self._state else {}
 
     def paths(self) -> list[str]:
@@ -166,7 +165,6 @@ class RecordTable:
         return rows.filter(pa.array(self._read_vectors(path, vector).present))
 
     def _part_of(self, path: str) -> PartFile | None:
-        """Return what the log of this version says of a file; None if it is of another version."""
         return _part(self.name, self._adds[path]) if path in self._adds else None
 
     def _read_vectors(self, path: str, column: str, place: Place | None = None) -> VectorColumn:
@@ -217,7 +215,6 @@ class RecordTable:
         return marked_rows(self.files, self.name, vector, parse_json(add["stats"])["numRecords"])
 
     def _live_rows(self, path: str) -> Mask | None:
-        """Return a mask of the rows of a file that are in this version; None for all."""
         marked = self.marked_rows(path)
         return None if marked is None else live_rows(marked, parse_json(self._adds[path]["stats"])["numRecords"])
 

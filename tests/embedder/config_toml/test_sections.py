@@ -8,7 +8,8 @@ import pytest
 from embedder.config import RunConfig, load_config
 from embedder.config_toml.effective import as_data, effective
 from embedder.config_toml.load_config import load
-from embedder.config_toml.sections import FurtherModelConfig, MetricConfig
+from embedder.config_toml.own_code_sections import MetricConfig
+from embedder.config_toml.sections import FurtherModelConfig
 from embedder.errors import ConfigError
 
 BOTH = """

@@ -7,7 +7,7 @@ import samples
 from refresh_runs import items_of, refreshed
 
 import embedder
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.captions import CaptionRules
 from embedder.sources.listing import list_sources

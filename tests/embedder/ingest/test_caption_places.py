@@ -16,7 +16,8 @@ from refresh_runs import items_of, refreshed, rows_of
 
 import embedder
 from embedder.cli.render_report import report_parts
-from embedder.config import SourceConfig, load_config
+from embedder.config import load_config
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.fill_metadata import Filled, fill_metadata

@@ -20,7 +20,7 @@ from ray_head import free_port
 from running_server import running
 
 import embedder
-from embedder.config_toml.sections import MetricConfig
+from embedder.config_toml.own_code_sections import MetricConfig
 
 ROOT = Path(__file__).parents[3]
 GRAFANA, PROMETHEUS = ROOT / "scripts/grafana", ROOT / "scripts/prometheus"

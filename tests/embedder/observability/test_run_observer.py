@@ -15,7 +15,8 @@ import store_samples
 from prometheus_client.parser import text_string_to_metric_families
 
 from embedder.compat.operator_stats import OperatorState
-from embedder.config import OnFailure, load_config
+from embedder.config import load_config
+from embedder.config_toml.run_sections import OnFailure
 from embedder.errors import ConfigError, RunFailedError, StoreError
 from embedder.executors import datasink
 from embedder.executors.bottleneck import OperatorView

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 import embedder
-from embedder.config import ClusterConfig, load_config
+from embedder.config import load_config
+from embedder.config_toml.run_sections import ClusterConfig
 from embedder.executors.capacity import type_selector
 from embedder.placement.allocation import pin_replicas, place_replicas
 from embedder.placement.fleet import MAX_THREADS, PROCESS_BYTES, Available, cpu_nodes, share_of

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from embedder.batch_schema import CARRIED
-from embedder.config import Columns, SourceConfig
+from embedder.config_toml.run_sections import Columns, SourceConfig
 from embedder.sources.listing import list_sources
 
 ListItems = Callable[..., dict[str, dict[str, object]]]

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from hugging_face import IMAGE, write_shard
 
-from embedder.config import Columns, SourceConfig
+from embedder.config_toml.run_sections import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.column_keys import ColumnOptions, setting
 from embedder.sources.column_proposal import propose_columns

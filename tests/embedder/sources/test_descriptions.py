@@ -7,7 +7,7 @@ from unicodedata import normalize
 
 import pytest
 
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.sources import descriptions
 from embedder.sources.captions import CaptionRules
 from embedder.sources.descriptions import MATCHES, attach_descriptions

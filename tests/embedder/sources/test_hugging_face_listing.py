@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hugging_face import write_shard
 
-from embedder.config import Columns, SourceConfig
+from embedder.config_toml.run_sections import Columns, SourceConfig
 from embedder.errors import SourceError
 from embedder.sources import row_ids
 from embedder.sources.column_keys import ColumnOptions

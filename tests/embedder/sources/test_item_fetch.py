@@ -13,7 +13,7 @@ import pytest
 import samples
 from web_server import web_server
 
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.sources import byte_ranges, parquet_cells
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import samples
 
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources.file_names import shown_suffix, sort_of, suffix_of
 from embedder.sources.listing import list_sources

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import SourceError
 from embedder.sources import local_listing
 from embedder.sources.listing import list_sources

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedder.batch_schema import CARRIED
-from embedder.config import Columns, SourceConfig, SourceKind
+from embedder.config_toml.run_sections import Columns, SourceConfig, SourceKind
 from embedder.errors import SourceError
 from embedder.sources.listing import LISTING_SCHEMA, list_sources, rechunk, reject_duplicates, with_unique_ids
 from embedder.sources.listing_schema import Row, shown_modified, table_of_rows

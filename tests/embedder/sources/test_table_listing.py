@@ -184,7 +184,7 @@ def test_wrong_columns_are_named_with_the_cure(tmp_path, list_items, columns, ca
 
 def test_carryover_columns_keep_values_and_types(tmp_path, list_items):
     from embedder.batch_schema import CARRIED
-    from embedder.config import Columns, SourceConfig
+    from embedder.config_toml.run_sections import Columns, SourceConfig
     from embedder.sources.listing import list_sources
 
     table = pa.table(

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.sources.captions import CaptionRules, read_takeout
 from embedder.sources.listing import list_sources
 from embedder.sources.takeout import EDITED, match_names, medium_values

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import samples
 
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.executors.job import decode_spec
 from embedder.models.model_folder import open_model
 from embedder.sources.fetch import Fetcher

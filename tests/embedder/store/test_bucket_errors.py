@@ -14,7 +14,7 @@ import samples
 from bucket_server import KEY, SECRET
 
 from embedder.cli import main
-from embedder.config import SourceConfig
+from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import SourceError, StoreError
 from embedder.sources.listing import list_sources
 from embedder.sources.object_listing import find_object

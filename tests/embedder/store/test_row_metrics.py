@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedder.config_toml.sections import MetricConfig
+from embedder.config_toml.own_code_sections import MetricConfig
 from embedder.errors import ConfigError
 from embedder.store.row_metrics import Drift, check_columns, compute_figures, drift_between
 

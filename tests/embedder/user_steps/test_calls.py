@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from embedder.config_toml.sections import StepConfig, with_declared
+from embedder.config_toml.own_code_sections import StepConfig, with_declared
 from embedder.servables.servable_errors import ServableError
 from embedder.steps.item_decoder import ItemProblem
 from embedder.user_steps.calls import StepCalls

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from own_steps import STEPS, steps_file
 
-from embedder.config_toml.sections import StepConfig
+from embedder.config_toml.own_code_sections import StepConfig
 from embedder.servables.servable_errors import ServableError
 from embedder.user_steps import declared_steps as declared
 from embedder.user_steps.calls import StepCalls

@@ -5,7 +5,7 @@ import pytest
 from store_samples import reject, row, table
 
 from embedder.batch_schema import CARRIED
-from embedder.config_toml.sections import StepConfig
+from embedder.config_toml.own_code_sections import StepConfig
 from embedder.user_steps.run_steps import written_steps
 from embedder.user_steps.written_rows import forget_calls
 

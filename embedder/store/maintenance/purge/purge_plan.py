@@ -138,7 +138,10 @@ def plan_purge(files: StoreFiles, item_ids: Collection[str]) -> PurgePlan:
     names = ItemNames(ids, frozenset().union(*(rows.uris for rows in held.values())))
     named = _find_names(files, infos, names)
     purged = purged_before(files, ids)
-    refuse_unknown(files, _texts_with(ids - purged - _known_ids(held, named), named), len(ids))
+    in_records = (found for info, found in named.items() if not is_free_text(info))  # a word in a text may be another
+    unknown = (ids - purged).difference(*(rows.num_rows for rows in held.values()), *in_records)
+    texts = {each: [info.path for info, found in named.items() if each in found] for each in unknown}
+    refuse_unknown(files, texts, len(ids))
     current = read_current(files)
     needs = _needs(files, current, held)
     needed = frozenset().union(*needs.values(), _newest_unpublished(files, current, held))
@@ -203,21 +206,6 @@ def _find_names(files: StoreFiles, infos: Sequence[FileInfo], names: ItemNames) 
     return {info: each for info, each in zip(others, found, strict=True) if each}
 
 
-def _known_ids(held: Mapping[str, _HeldRows], named: Named) -> frozenset[str]:
-    """Return the ids that a table, log or index has.
-
-    A word in a text that equals an id may be something else: a misspelt id, a URI.
-    """
-    return frozenset().union(
-        *(rows.num_rows for rows in held.values()), *(found for info, found in named.items() if not is_free_text(info))
-    )
-
-
-def _texts_with(ids: Collection[str], named: Named) -> dict[str, list[str]]:
-    """Return the paths of the files that have each id."""
-    return {each: [info.path for info, found in named.items() if each in found] for each in ids}
-
-
 def _needs(files: StoreFiles, current: Current | None, held: Collection[str]) -> dict[str, frozenset[str]]:
     """Return the part files in `held` that each readable publication, including the current one, needs; by run id."""
     versions: dict[str, Current] = {version.run_id: version for version in publications(files)}
@@ -263,11 +251,7 @@ def _by_table(paths: Collection[str]) -> dict[tuple[str, str], set[str]]:
 
 
 def _is_behind(
-    files: StoreFiles,
-    current: Current,
-    published: Collection[str],
-    held: Collection[str],
-    indexes: Collection[str],
+    files: StoreFiles, current: Current, published: Collection[str], held: Collection[str], indexes: Collection[str]
 ) -> bool:
     """Return whether the publication, or a table's newest version that other readers open, must be replaced.
 
@@ -313,24 +297,15 @@ def _list_deleted(
 ) -> list[FileInfo]:
     """List files that are useless without the items, in the order of deletion."""
     return [
-        *_index_files(infos, indexes),
-        *(_words_files(infos) if held or named else ()),  # their rows move, and they hold what captions say
+        *manifests_first(info for info in infos if info.path.rpartition("/")[0] in indexes),
+        # The rows of word indexes move, and they hold what captions say.
+        *manifests_first(info for info in infos if _WORDS.fullmatch(info.path) and (held or named)),
         *(info for info in infos if _ROWS.fullmatch(info.path) and (held or named)),  # searches make them again
         *_entries(files, infos, held, named),
         *(info for info in named if _RUN.fullmatch(info.path) and info.path.endswith(".parquet")),
         *(info for info in infos if _INPUT.fullmatch(info.path)),  # pictures, left by a killed run
         *(rows.info for path, rows in sorted(held.items()) if path not in needed),
     ]
-
-
-def _words_files(infos: Sequence[FileInfo]) -> list[FileInfo]:
-    """Return the files of the word indexes of all models."""
-    return manifests_first(info for info in infos if _WORDS.fullmatch(info.path))
-
-
-def _index_files(infos: Sequence[FileInfo], indexes: Collection[str]) -> list[FileInfo]:
-    """Return the files of index versions."""
-    return manifests_first(info for info in infos if info.path.rpartition("/")[0] in indexes)
 
 
 def _is_index_file(info: FileInfo, name: str) -> bool:

@@ -5,7 +5,7 @@ import tempfile
 import pytest
 from web_server import web_server
 
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.sources.web import client as client_module
 from embedder.sources.web.client import WebClient
 

@@ -6,7 +6,7 @@ import pytest
 import samples
 from web_server import image, slowly, status
 
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.sources.fetch import Fetcher
 from embedder.sources.source_errors import FetchError
 from embedder.sources.web import body

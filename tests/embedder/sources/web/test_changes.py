@@ -5,7 +5,7 @@ import pytest
 from web_server import image, status
 
 from embedder.batch_schema import CARRIED
-from embedder.config import WebConfig
+from embedder.config_toml.run_sections import WebConfig
 from embedder.sources.web.changes import with_states
 
 ASKING = WebConfig(revalidate=True, allow_private=True, max_tries=1, timeout_s=5)
