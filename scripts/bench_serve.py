@@ -27,10 +27,9 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 from published_rows import as_embedded, publish_rows
-from tokenizers import Tokenizer
 from vector_shapes import make_shape
 
-from corpus import DEMO_MODEL, read_shipped
+from corpus import DEMO_MODEL, make_clip, read_shipped
 from embedder import build_index
 from embedder.batch_schema import VECTOR
 from embedder.config import RunConfig
@@ -40,28 +39,10 @@ from embedder.models.model_folder import open_model
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from harness import Server, json_of, serving, show
-from shards.fresh import init_model
-from shards.model_config import ModelConfig
-from shards.preprocess import PreprocessConfig
-from shards.towers.clip import ClipTextTower
-from shards.towers.vit import VitTower
 
 PART_ROWS = 65_536
 CLIP_B32 = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "intermediate_size": 2048}
 NUM_CATEGORIES = 20
-
-
-def make_model(folder: Path, kind: str) -> Path:
-    """Make a model folder, or give the shipped one."""
-    if kind == "shipped":
-        return DEMO_MODEL
-    tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
-    end_id = Tokenizer.from_str(tokenizer_json).token_to_id("[SEP]")
-    vision = VitTower(image_size=32, patch_size=16, width=64, depth=1, num_heads=2)  # asked with texts alone
-    text = ClipTextTower(**CLIP_B32, eos_token_id=end_id, pad_token_id=end_id)
-    parts = {"vision": vision, "text": text, "preprocess": PreprocessConfig(image_size=32, max_caption_tokens=77)}
-    config = ModelConfig(name=kind, trained=False, embedding_dim=512, **parts)
-    return init_model(config, folder, seed=0, tokenizer_json=tokenizer_json)
 
 
 def make_store(folder: Path, model: Path, num_vectors: int, index: str) -> Path:
@@ -243,8 +224,9 @@ def stores(folder: Path, options: argparse.Namespace) -> list[tuple[str, str]]:
     for kind in options.model or MODELS:
         store = folder / f"{kind}-{options.vectors}"
         if not store.exists():
-            model = folder / f"model-{kind}"
-            model = model if model.exists() else make_model(model, kind)
+            model = DEMO_MODEL if kind == "shipped" else folder / f"model-{kind}"
+            if not model.exists():
+                make_clip(model, CLIP_B32["hidden_size"], CLIP_B32)
             print(f"making a store of {options.vectors:,} vectors for the model {kind}", flush=True)
             make_store(store.with_suffix(".making"), model, options.vectors, options.index)
             store.with_suffix(".making").rename(store)

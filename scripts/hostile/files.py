@@ -22,19 +22,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from corpus import encode, read_shipped, write_clip
 
-FORMS = {"B": (1, 1), "A": (2, 1), "H": (3, 2), "I": (4, 4), "R": (5, 8), "S": (10, 8)}
-"""Letter -> type of a tag's values by its number, and their size in bytes; `R` and `S` are quotients of two numbers."""
+FORMS = {"B": 1, "A": 2, "H": 3, "I": 4, "R": 5, "S": 10}
+"""Letter -> number of the type of a tag's values; `R` and `S` are quotients."""
 XYZ_TO_SRGB = (32405, -15371, -4985, -9693, 18760, 416, 556, -2040, 10572)
 """Colours of a camera whose sensor sees in sRGB, each times 10,000."""
 Tags = dict[int, tuple[str, Any]]
 
 SUBFILE_TYPE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, MAKE, MODEL = 254, 256, 257, 258, 259, 262, 271, 272
 OFFSET, ORIENTATION, SAMPLES, ROWS, NUM_BYTES, SUB_IFDS = 273, 274, 277, 278, 279, 330
-HERE = "here"
-"""Value that becomes the place of the directory's data."""
+HERE = [0]
+"""Value of `OFFSET`, to which the place of the directory's data is added."""
 
 
 def mosaic(pixels_HW3: NDArray[np.uint8]) -> NDArray[np.uint16]:
@@ -58,9 +59,9 @@ def dng(pixels_HW3: NDArray[np.uint8], *, orientation: int = 1, preview: bytes |
         33422: ("B", bytes([0, 1, 1, 2])), 50714: ("H", [0]), 50717: ("H", [65535]),
     }  # fmt: skip
     camera: Tags = {
-        MAKE: ("A", b"Acme\0"), MODEL: ("A", b"One\0"), ORIENTATION: ("H", [orientation]),
-        50706: ("B", bytes([1, 4, 0, 0])), 50708: ("A", b"Acme One\0"),
-        50721: ("S", [(value, 10_000) for value in XYZ_TO_SRGB]), 50728: ("R", [(1, 1)] * 3), 50778: ("H", [21]),
+        MAKE: ("A", b"Acme"), MODEL: ("A", b"One"), ORIENTATION: ("H", [orientation]),
+        50706: ("B", bytes([1, 4, 0, 0])), 50708: ("A", b"Acme One"),
+        50721: ("S", [Fraction(value, 10_000) for value in XYZ_TO_SRGB]), 50728: ("R", [1] * 3), 50778: ("H", [21]),
     }  # fmt: skip
     if preview is None:
         return tiff_of([(sensor | camera, data)])
@@ -89,30 +90,12 @@ def tiff_of(directories: list[tuple[Tags, bytes]], order: str = "<") -> bytes:
 
 def _directory(tags: Tags, data: bytes, start: int, order: str) -> bytes:
     """Directory at a place, followed by the values that don't fit into it, and by its data."""
-    body, entries = b"", []
-    values_at = start + 2 + 12 * len(tags) + 4
-    sizes = {tag: len(_packed(form, values, order)) for tag, (form, values) in tags.items()}
-    data_at = values_at + sum(size + size % 2 for size in sizes.values() if size > 4)
-    for tag, (form, values) in sorted(tags.items()):
-        packed = _packed(form, [data_at] if values == HERE else values, order)
-        number, size = FORMS[form]
-        shown = packed.ljust(4, b"\0")
-        if len(packed) > 4:
-            shown = struct.pack(f"{order}I", values_at + len(body))
-            body += packed + b"\0" * (len(packed) % 2)
-        entries.append(struct.pack(f"{order}HHI", tag, number, len(packed) // size) + shown)
-    content = struct.pack(f"{order}H", len(tags)) + b"".join(entries) + b"\0\0\0\0" + body + data
+    directory = ImageFileDirectory_v2(b"II*\0\0\0\0\0" if order == "<" else b"MM\0*\0\0\0\0")
+    for tag, (form, values) in tags.items():
+        directory.tagtype[tag] = FORMS[form]
+        directory[tag] = values
+    content = directory.tobytes(start) + data
     return content + b"\0" * (len(content) % 2)
-
-
-def _packed(form: str, values: Any, order: str) -> bytes:
-    if isinstance(values, bytes):
-        return values
-    if values == HERE:
-        return b"\0\0\0\0"
-    if form in "RS":
-        return b"".join(struct.pack(f"{order}{'II' if form == 'R' else 'ii'}", *each) for each in values)
-    return struct.pack(f"{order}{len(values)}{form}", *values)
 
 
 NUM_IMAGES = 3
