@@ -22,11 +22,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,8 +46,7 @@ from shards.plan import plan_shards
 FIRST_SHARE, LAST_SHARE = 0.25, 0.75  # of all items
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """Between two moments at which batches were finished."""
 
     start_s: float
@@ -55,12 +54,8 @@ class Window:
     num_items: int  # finished after the first and up to the second
 
     @property
-    def wall_s(self) -> float:
-        return self.stop_s - self.start_s
-
-    @property
     def items_per_s(self) -> float:
-        return self.num_items / self.wall_s
+        return self.num_items / (self.stop_s - self.start_s)
 
 
 def steady_window(finished: Sequence[Event]) -> Window | None:
@@ -77,13 +72,6 @@ def steady_window(finished: Sequence[Event]) -> Window | None:
         if start is not None and done >= LAST_SHARE * total:
             return Window(start[0], time_s, done - start[1]) if time_s > start[0] else None
     return None
-
-
-def read_calls(store: Path) -> list[dict[str, Any]]:
-    """Measurements of the steps of a store's only run (`embedder.store.journal.step_metrics.Measurement`)."""
-    files = StoreFiles(str(store))
-    (run,) = all_runs(files)
-    return [call for entry in read_entries(files, run.run_id) for call in entry.trace]
 
 
 def last_stage_events(calls: Iterable[dict[str, Any]]) -> list[Event]:
@@ -166,19 +154,15 @@ def _least_cosine(who: str, a: np.ndarray, b: np.ndarray) -> float:
     least = float(cosines.min())
     if not least >= MIN_COSINE:  # a NaN is no success
         raise UnequalVectorsError(f"{who}: row {int(cosines.argmin())} has a cosine of {least:.6f}, not {MIN_COSINE}")
-    stray = _neighbour_is_nearer(a, b)
+    # Which rows of b are nearer to the row before their own in a, unless a's two are the same.
+    neighbours = np.roll(a, 1, axis=0)
+    differs = np.linalg.norm(neighbours - a, axis=1) > 0
+    stray = (np.linalg.norm(b - neighbours, axis=1) < np.linalg.norm(b - a, axis=1)) & differs
     if stray.any():
         raise UnequalVectorsError(
             f"{who}: row {int(stray.argmax())} is nearer to another item's vector than to its own: is the order kept?"
         )
     return least
-
-
-def _neighbour_is_nearer(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Which rows of b are nearer to the row before their own in a, unless a's two are the same; bool (N,)."""
-    neighbours = np.roll(a, 1, axis=0)
-    differs = np.linalg.norm(neighbours - a, axis=1) > 0
-    return (np.linalg.norm(b - neighbours, axis=1) < np.linalg.norm(b - a, axis=1)) & differs
 
 
 Settings = dict[str, Any]
@@ -279,9 +263,6 @@ class Turn:
     peak_bytes: int  # memory of all processes (PSS)
 
 
-NUMBERS = ("items_per_s", "cpu_ms", "cores", "first_s", "whole_s", "peak_bytes")
-
-
 @dataclass(frozen=True)
 class Standing:
     """What the rounds of one contestant come to: medians, and how far its vectors are from the first contestant's."""
@@ -290,14 +271,13 @@ class Standing:
     least_cosine: float
 
     def median(self, name: str) -> float | None:
-        """The median of one of `NUMBERS`; None where a round has none."""
+        """The median of a figure of the turns; None where a round has none."""
         values = [getattr(turn, name) for turn in self.turns]
         return None if None in values else float(median(values))
 
     def to_json(self) -> dict[str, Any]:
-        numbers = {name: self.median(name) for name in NUMBERS}
-        rounds = [{name: getattr(turn, name) for name in NUMBERS} for turn in self.turns]
-        return numbers | {"least_cosine": self.least_cosine, "rounds": rounds}
+        rounds = [asdict(turn) for turn in self.turns]
+        return {name: self.median(name) for name in rounds[0]} | {"least_cosine": self.least_cosine, "rounds": rounds}
 
 
 def hold(contestants: Sequence[Contestant], folder: Path, num_rounds: int, timeout_s: float) -> dict[str, Standing]:
@@ -324,9 +304,10 @@ def hold(contestants: Sequence[Contestant], folder: Path, num_rounds: int, timeo
 def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn, Vectors]:
     out.mkdir(parents=True)
     watched = run_watched(contestant.command(out), out, timeout_s, checkout=contestant.checkout)
-    calls = []
     if contestant.has_store:
-        calls = read_calls(out / "store")
+        files = StoreFiles(str(out / "store"))
+        (run,) = all_runs(files)
+        calls = (call for entry in read_entries(files, run.run_id) for call in entry.trace)
         finished, vectors = last_stage_events(calls), from_table(embedder.open_store(out / "store").to_arrow())
     else:
         finished, vectors = read_finished(out), read_files(out)
@@ -335,7 +316,7 @@ def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn
     cpu_s = watched.cpu_use.between(window.start_s, window.stop_s) if window else 0.0
     turn = Turn(
         items_per_s=window.items_per_s if window else None, cpu_ms=1e3 * cpu_s / window.num_items if window else None,
-        cores=cpu_s / window.wall_s if window else None, first_s=finished[0][0] - watched.started_s,
+        cores=cpu_s / (window.stop_s - window.start_s) if window else None, first_s=finished[0][0] - watched.started_s,
         whole_s=watched.wall_s, peak_bytes=watched.peak_bytes,
     )  # fmt: skip
     return turn, vectors
@@ -344,8 +325,15 @@ def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn
 def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> None:
     """Print the table, then a line for each contestant."""
     print(f"\n{title}\n")
-    limit, loop = _rate_of(standings, "limit"), _rate_of(standings, "loop")
-    table([HEADING, *(_row(name, standing, limit, loop) for name, standing in standings.items())])
+    limits, rows = [_rate_of(standings, "limit"), _rate_of(standings, "loop")], [HEADING]
+    for name, standing in standings.items():
+        rate = standing.median("items_per_s")
+        over = [f"{rate / other:.2f}" if rate and other else "-" for other in limits]
+        figures = (("cpu_ms", 1), ("cores", 2), ("first_s", 1), ("whole_s", 1))
+        shown = [number(standing.median(figure), digits) for figure, digits in figures]
+        peak = number((standing.median("peak_bytes") or 0) / MIB, 0)
+        rows.append([name, number(rate, 1), *over, *shown, peak, f"{standing.least_cosine:.5f}"])
+    table(rows)
     print("\nwhat bounds them")
     for name in standings:
         print(f"  {name}: {bound(name, standings, num_cores, item_flops)}", flush=True)
@@ -396,10 +384,8 @@ def bound(name: str, standings: Mapping[str, Standing], num_cores: int, item_flo
     rate, cpu_ms, cores = (standing.median(figure) for figure in ("items_per_s", "cpu_ms", "cores"))
     if rate is None or cpu_ms is None or cores is None:
         return "too short to tell"
-    if cores >= BUSY * num_cores:
-        parts = [f"the cores, {cores:.2f} of {num_cores} busy, {cpu_ms:.1f} ms of CPU an item"]
-    else:
-        parts = [f"waiting: {cores:.2f} of {num_cores} cores busy, {cpu_ms:.1f} ms of CPU an item"]
+    what, of = ("the cores,", "") if cores >= BUSY * num_cores else ("waiting:", " cores")
+    parts = [f"{what} {cores:.2f} of {num_cores}{of} busy, {cpu_ms:.1f} ms of CPU an item"]
     # Of the two limits, the one that wastes less in waiting for its threads.
     forward = [standings[limit].median("cpu_ms") for limit in LIMITS if limit in standings]
     forward_ms = min((each for each in forward if each), default=None)
@@ -408,15 +394,6 @@ def bound(name: str, standings: Mapping[str, Standing], num_cores: int, item_flo
     elif forward_ms:
         parts.append(f"{cpu_ms - forward_ms:+.1f} ms beside the limit's {forward_ms:.1f}")
     return "; ".join(parts)
-
-
-def _row(name: str, standing: Standing, limit: float | None, loop: float | None) -> list[str]:
-    rate = standing.median("items_per_s")
-    over = [f"{rate / other:.2f}" if rate and other else "-" for other in (limit, loop)]
-    figures = (("cpu_ms", 1), ("cores", 2), ("first_s", 1), ("whole_s", 1))
-    shown = [number(standing.median(figure), digits) for figure, digits in figures]
-    peak = number((standing.median("peak_bytes") or 0) / MIB, 0)
-    return [name, number(rate, 1), *over, *shown, peak, f"{standing.least_cosine:.5f}"]
 
 
 def settings_of(batch_size: int, num_cores: int) -> Settings:
@@ -471,7 +448,7 @@ def main() -> None:
     num_cores = hardware.num_cpus()
     found: dict = {"num_cores": num_cores, "dtype": options.dtype, "rounds": options.rounds, "workloads": {}}
     found["versions"] = {name: version(name) for name in LIBRARIES}
-    with tempfile.TemporaryDirectory(prefix="bench-pipeline-", dir=options.folder) as name:
+    with tempfile.TemporaryDirectory(prefix="bench-pipeline-") as name:
         root = Path(name).resolve()
         for workload, task in workloads(root, options):
             found["workloads"][workload] = measure(workload, task, root / workload, options, num_cores)
@@ -494,9 +471,7 @@ def read_options() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the pipeline's own runs")
     parser.add_argument("--no-tuning", dest="tune", action="store_false", help="run with plausible numbers of threads")
-    parser.add_argument("--batch-size", type=int, default=64, help="of the limit and the loop, where nothing is tuned")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one contestant's run")
-    parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
     parser.add_argument("--quick", action="store_true", help="tiny numbers, two contestants, no tuning")
     if "--quick" in sys.argv[1:]:
         parser.set_defaults(**QUICK, tune=False)
@@ -532,7 +507,7 @@ def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype:
 
 def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:
     print(f"{workload}: {task.num_items:,} pairs, {task.num_distinct:,} of them distinct", flush=True)
-    settings = settings_of(options.batch_size, num_cores)
+    settings = settings_of(BATCH_SIZES[-1], num_cores)
     if options.tune:
         settings = tuned(task, num_cores, folder / "tuning", options.timeout)
         print("  best:", json.dumps({key: each for key, each in settings.items() if key != "trials"}), flush=True)

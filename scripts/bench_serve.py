@@ -13,12 +13,11 @@ and a text tower of CLIP-B/32's size with random weights. The last line is one J
 import argparse
 import itertools
 import json
-import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
@@ -27,10 +26,9 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 from published_rows import as_embedded, publish_rows
-from tokenizers import Tokenizer
 from vector_shapes import make_shape
 
-from corpus import DEMO_MODEL, read_shipped
+from corpus import DEMO_MODEL, make_clip, read_shipped
 from embedder import build_index
 from embedder.batch_schema import VECTOR
 from embedder.config import RunConfig
@@ -40,28 +38,10 @@ from embedder.models.model_folder import open_model
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from harness import Server, json_of, serving, show
-from shards.fresh import init_model
-from shards.model_config import ModelConfig
-from shards.preprocess import PreprocessConfig
-from shards.towers.clip import ClipTextTower
-from shards.towers.vit import VitTower
 
 PART_ROWS = 65_536
 CLIP_B32 = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "intermediate_size": 2048}
 NUM_CATEGORIES = 20
-
-
-def make_model(folder: Path, kind: str) -> Path:
-    """Make a model folder, or give the shipped one."""
-    if kind == "shipped":
-        return DEMO_MODEL
-    tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
-    end_id = Tokenizer.from_str(tokenizer_json).token_to_id("[SEP]")
-    vision = VitTower(image_size=32, patch_size=16, width=64, depth=1, num_heads=2)  # asked with texts alone
-    text = ClipTextTower(**CLIP_B32, eos_token_id=end_id, pad_token_id=end_id)
-    parts = {"vision": vision, "text": text, "preprocess": PreprocessConfig(image_size=32, max_caption_tokens=77)}
-    config = ModelConfig(name=kind, trained=False, embedding_dim=512, **parts)
-    return init_model(config, folder, seed=0, tokenizer_json=tokenizer_json)
 
 
 def make_store(folder: Path, model: Path, num_vectors: int, index: str) -> Path:
@@ -143,11 +123,9 @@ class Clients:
 
 def ask_all(url: str, num_clients: int, seconds: float, first_text: int, rate: float | None) -> dict:
     clients = Clients(url, seconds, first_text, rate)
-    threads = [threading.Thread(target=clients.run) for _ in range(num_clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(num_clients) as threads:
+        for running in [threads.submit(clients.run) for _ in range(num_clients)]:
+            running.result()
     times_ms = clients.times_ms or [float("nan")]
     return {
         "num_answered": len(clients.times_ms), "num_errors": len(clients.errors), "errors": clients.errors[:3],
@@ -221,41 +199,31 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
     parser.add_argument("--queries", type=int, default=2000, help="asked in process")
-    parser.add_argument("--folder", type=Path, help="keep the stores that are made there, and use them again")
-    parser.add_argument("--serve-option", action="append", default=[], help="of `embedder serve`, --limit=max_batch=64")
     options = parser.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="bench-serve-"))
-    try:
-        found = [measure(name, store, folder, options) for name, store in stores(folder, options)]
-    finally:
-        if options.folder is None:
-            shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="bench-serve-") as folder:
+        found = [measure(name, store, Path(folder), options) for name, store in stores(Path(folder), options)]
     show(found, COLUMNS)
     print(json.dumps({"clients": options.clients, "stores": found}))
     sys.exit(1 if any(each["num_errors"] for each in found) else 0)
 
 
-def stores(folder: Path, options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Names and addresses of the stores to measure; those that are missing are made."""
+def stores(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Names and addresses of the stores to measure, made one at a time where none is given."""
     if options.store is not None:
-        return [(Path(options.store).name, options.store)]
-    made = []
+        yield Path(options.store).name, options.store
+        return
     for kind in options.model or MODELS:
-        store = folder / f"{kind}-{options.vectors}"
-        if not store.exists():
-            model = folder / f"model-{kind}"
-            model = model if model.exists() else make_model(model, kind)
-            print(f"making a store of {options.vectors:,} vectors for the model {kind}", flush=True)
-            make_store(store.with_suffix(".making"), model, options.vectors, options.index)
-            store.with_suffix(".making").rename(store)
-        made.append((kind, str(store)))
-    return made
+        model = DEMO_MODEL
+        if kind != "shipped":
+            model = make_clip(folder / f"model-{kind}", CLIP_B32["hidden_size"], CLIP_B32)
+        print(f"making a store of {options.vectors:,} vectors for the model {kind}", flush=True)
+        yield kind, str(make_store(folder / kind, model, options.vectors, options.index))
 
 
 def measure(name: str, store: str, folder: Path, options: argparse.Namespace) -> dict:
     """Measure one store: in process, at full load, and at half of what that sustained."""
     process = json_of([sys.executable, __file__, "search", store, str(options.queries)], TIMEOUT_S)
-    with serving(store, folder / "serve.log", options.serve_option) as server:
+    with serving(store, folder / "serve.log") as server:
         load(server, options, 0, seconds=WARM_UP_S)
         full = load(server, options, 1)
         half = load(server, options, 2, rate=full["queries_per_s"] / 2)

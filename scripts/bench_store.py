@@ -3,13 +3,15 @@
     python scripts/bench_store.py --rows 1000000                            # an hour on two cores; 8 GB of disk
     python scripts/bench_store.py --rows 200000 --beside DIR                # another checkout's code, part by part
     python scripts/bench_store.py --rows 10000000 --dim 64 --only open changes
+    python scripts/bench_store.py --rows 5000000 --dim 16 --only marks        # rows that leave: written anew, or marked
 
 The vectors are made up around some centres; the store's own writer writes them and its own publication publishes them.
 What bounds reading is memory: `np.fromfile` of the same bytes in the same process, in turns, on one thread. Gigabytes a
 second are of CPU time, as are all `_cpu_s`; others are seconds on the clock. Before a store is opened cold, its files
 are flushed and leave the page cache (`posix_fadvise`, which needs no rights); how many of them are still there is told.
-A changed row costs `rewritten_over_changed` times its bytes in both tables. The last line is one JSON document: of this
-checkout, and in `beside` of each other one.
+A changed row costs `rewritten_over_changed` times its bytes in both tables. Marked rows are then compacted, a thousand
+changed items purged, and the first publication brought back; each time all rows are compared with what they have to be.
+The last line is one JSON document: of this checkout, and in `beside` of each other one.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
@@ -29,9 +31,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from published_rows import as_embedded, publish_rows
 
-from corpus import DEMO_MODEL, unit
+from corpus import make_clip, unit
 from embedder.batch_schema import VECTOR
 from embedder.config import RunConfig
 from embedder.executors.job import store_info
@@ -40,6 +43,10 @@ from embedder.retrieval.store_api import open_store
 from embedder.storage.object_ranges import PIECE_BYTES
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
+from embedder.store.maintenance.compact import PartTarget, compact
+from embedder.store.maintenance.purge.purge import purge
+from embedder.store.maintenance.rollback import rollback
+from embedder.store.publish.history import publications
 from embedder.store.schema import TABLES
 from embedder.store.store_info import read_store_info
 from embedder.store.tables.arrow_tensors import pack_vectors, unpack_vectors
@@ -48,8 +55,11 @@ from harness import EMBEDDER, MIB, Server, free_port, json_of, number, run_watch
 
 PART_ROWS, BUCKET_ROWS = 50_000, 50_000
 NUM_CENTRES, EVERY_CAPTION, CHANGED_SHARE = 1000, 20, 0.01
-ROUNDS, NUM_ASKED, K, TIMEOUT_S = 3, 100, 10, 7200.0
+ROUNDS, NUM_ASKED, NUM_PURGED, K, TIMEOUT_S = 3, 100, 1000, 10, 7200.0
+MARKS = {"chosen": "auto", "anew": False, "marked": True}
+"""How rows leave: as a run chooses, by files without them, or by marks."""
 COLUMN = "image_embedding"
+TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 SECRETS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1"}
 
 
@@ -81,32 +91,13 @@ class Contestant:
 
 def make_store(store: str, num_rows: str, dim: str) -> dict:
     """Write the rows in part files of the size that compaction makes, and publish them without an index."""
-    model = make_model(Path(store).parent / "model", int(dim))
+    model = make_clip(Path(store).parent / "model", int(dim), TINY)
     files, began_s, cpu_s = StoreFiles(store), time.perf_counter(), time.process_time()
     info = store_info(RunConfig(model=str(model)).rows, open_model(str(model)), "float32")
     starts = range(0, int(num_rows), PART_ROWS)
     publish_rows(files, info, (rows_of(np.arange(at, min(at + PART_ROWS, int(num_rows))), int(dim)) for at in starts))
     found = {"make_s": time.perf_counter() - began_s, "make_cpu_s": time.process_time() - cpu_s}
     return found | {"store_bytes": sum(each.stat().st_size for each in Path(store).rglob("*.parquet"))}
-
-
-def make_model(folder: Path, dim: int) -> Path:
-    """Make a model of tiny towers with random weights, whose vectors have the store's width."""
-    from shards.fresh import init_model  # torch, which no other step loads
-    from shards.model_config import ModelConfig
-    from shards.preprocess import PreprocessConfig
-    from shards.towers.clip import ClipTextTower
-    from shards.towers.vit import VitTower
-
-    tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
-    text = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    towers = {
-        "vision": VitTower(image_size=32, patch_size=16, width=64, depth=1, num_heads=2),
-        "text": ClipTextTower(**text, eos_token_id=3, pad_token_id=3),
-        "preprocess": PreprocessConfig(image_size=32, max_caption_tokens=77),
-    }
-    config = ModelConfig(name="tiny", trained=False, embedding_dim=dim, **towers)
-    return init_model(config, folder, seed=0, tokenizer_json=tokenizer_json)
 
 
 def rows_of(numbers: np.ndarray, dim: int, version: int = 1) -> pa.Table:
@@ -180,7 +171,7 @@ def queries(dim: int) -> np.ndarray:
     return draw_vectors(np.random.default_rng(7), NUM_ASKED, dim)
 
 
-def change_rows(store: str, num_rows: str, dim: str, where: str) -> dict:
+def change_rows(store: str, num_rows: str, dim: str, where: str, leave: str = "chosen") -> dict:
     """Publish other vectors of 1 % of the rows, and weigh the files that it writes in both tables."""
     num_changed = max(1, int(int(num_rows) * CHANGED_SHARE))
     rng = np.random.default_rng(len(where))
@@ -190,7 +181,7 @@ def change_rows(store: str, num_rows: str, dim: str, where: str) -> dict:
     files, before = StoreFiles(store), table_files(store)
     part_bytes = sum(part.size_bytes for name in TABLES for part in RecordTable(files, name).parts())
     rows, began_s, cpu_s = rows_of(numbers, int(dim), 2 + len(where)), time.perf_counter(), time.process_time()
-    publish_rows(files, read_store_info(files), [rows])
+    publish_rows(files, read_store_info(files), [rows], deletion_vectors=MARKS[leave])
     took = {"s": time.perf_counter() - began_s, "cpu_s": time.process_time() - cpu_s}
     written = sum(size for path, size in table_files(store).items() if path not in before)
     changed = part_bytes * num_changed / int(num_rows)
@@ -202,6 +193,38 @@ def table_files(store: str) -> dict[Path, int]:
     """Files of both tables, their logs among them -> bytes."""
     paths = (path for name in TABLES for path in Path(store, name).rglob("*"))
     return {path: path.stat().st_size for path in paths if path.is_file()}
+
+
+def keep_up_marked(store: str) -> dict:
+    """Compact, purge and roll back where rows are marked, and compare the rows each time; seconds of each."""
+    files = StoreFiles(store)
+    versions, first = versions_of(files), publications(files)[0].run_id
+    is_first = pc.equal(versions["content_version"], "1")
+    gone = versions.filter(pc.invert(is_first))["item_id"].to_pylist()[:NUM_PURGED]
+    kept = versions.filter(pc.invert(pc.is_in(versions["item_id"], pa.array(gone))))
+    first_kept = kept.set_column(1, "content_version", pa.array(["1"] * len(kept)))
+    steps: dict[str, tuple[Callable[[], object], pa.Table]] = {
+        "compact": (lambda: compact(files, PartTarget(marked_share=0.001)), versions),
+        "purge": (lambda: purge(files, gone, lambda candidate, model="": None), kept),
+        "rollback": (lambda: rollback(files, first, lambda candidate, model="": None), first_kept),
+    }
+    seconds = {}
+    for name, (step, expected) in steps.items():
+        began_s = time.monotonic()
+        step()
+        seconds[f"{name}_s"] = time.monotonic() - began_s
+        if not versions_of(files).equals(expected):
+            raise SystemExit(f"{store}: the rows differ from what they have to be after {name}")
+    return seconds
+
+
+def versions_of(files: StoreFiles) -> pa.Table:
+    """Version of each item, in the order of ids; both tables hold the same, and each once."""
+    columns, current = ["item_id", "content_version"], read_current(files)
+    tables = [RecordTable(files, name, getattr(current, name)).read(columns).sort_by("item_id") for name in TABLES]
+    if not tables[0].equals(tables[1]) or pc.count_distinct(tables[0]["item_id"]).as_py() != len(tables[0]):
+        raise SystemExit(f"{files.address}: the tables differ, or hold an item twice")
+    return tables[0]
 
 
 def time_bucket(store: str, num_rows: str, dim: str, bucket: str) -> dict:
@@ -226,15 +249,8 @@ def time_bucket(store: str, num_rows: str, dim: str, bucket: str) -> dict:
 
 STEPS: dict[str, Callable[..., dict]] = {
     "make": make_store, "vectors": time_vectors, "flat": search_flat, "change": change_rows, "bucket": time_bucket,
+    "keep up": keep_up_marked,
 }  # fmt: skip
-
-
-def measure_vectors(who: Contestant) -> dict:
-    return who.step("vectors")
-
-
-def measure_flat(who: Contestant) -> dict:
-    return who.step("flat", who.dim)
 
 
 def measure_index(who: Contestant) -> dict:
@@ -297,12 +313,25 @@ def ask(server: Server, dim: int) -> float:
     return time.perf_counter() - began_s
 
 
-def measure_changes(who: Contestant) -> dict:
+def measure_changes(who: Contestant, leave: str = "chosen") -> dict:
     """Change the clustered rows first, since scattered changes leave files of their own."""
-    clustered, scattered = (who.step("change", who.num_rows, who.dim, where) for where in ("clustered", "scattered"))
+    places, sizes = ("clustered", "scattered"), (who.num_rows, who.dim)
+    clustered, scattered = (who.step("change", *sizes, where, leave) for where in places)
     found = {f"{name}_scattered": value for name, value in scattered.items()}
     found |= {f"{name}_clustered": value for name, value in clustered.items()}
     return found | {"rewritten_over_changed": scattered["rewritten_over_changed"]}
+
+
+def measure_marks(who: Contestant) -> dict:
+    """Change rows of a store whose files are written anew, and of one that marks them, which is kept up then."""
+    found = {}
+    for leave in ("anew", "marked"):
+        own = replace(who, folder=who.folder / leave)
+        own.folder.mkdir()
+        own.step("make", own.num_rows, own.dim)
+        changes = measure_changes(own, leave) | (own.step("keep up") if leave == "marked" else {})
+        found |= {f"{leave}_{name}": value for name, value in changes.items()}
+    return found
 
 
 def measure_bucket(who: Contestant) -> dict:
@@ -337,8 +366,9 @@ def make_bucket(port: int, name: str, timeout_s: float = 60.0) -> None:
 
 
 PARTS: dict[str, Callable[[Contestant], dict]] = {
-    "vectors": measure_vectors, "flat": measure_flat, "index": measure_index, "evaluate": measure_evaluate,
-    "open": measure_open, "s3": measure_bucket, "changes": measure_changes,
+    "vectors": lambda who: who.step("vectors"), "flat": lambda who: who.step("flat", who.dim), "index": measure_index,
+    "evaluate": measure_evaluate, "open": measure_open, "s3": measure_bucket, "changes": measure_changes,
+    "marks": measure_marks,
 }  # fmt: skip
 """What `--only` takes, in the order in which they are measured: flat search before there is an index, changes last."""
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import av
 import numpy as np
 from PIL import Image
+from tokenizers import Tokenizer
 
 from shards.fresh import init_model
 from shards.model_config import ModelConfig
 from shards.preprocess import PreprocessConfig
+from shards.towers.clip import ClipTextTower
 from shards.towers.vit import VitTower
 
 PACKAGE = Path(__file__).parents[1] / "embedder"
@@ -98,6 +100,19 @@ def make_model(folder: Path, vision: dict, text: dict) -> Path:
         preprocess=PreprocessConfig(image_size=vision["image_size"], resize="squash", max_caption_tokens=64),
     )  # fmt: skip
     return init_model(config, folder, seed=0, tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_text())
+
+
+def make_clip(folder: Path, dim: int, text: dict) -> Path:
+    """A model folder with fresh weights whose text tower is CLIP's, for those who ask with texts alone."""
+    tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
+    end_id = Tokenizer.from_str(tokenizer_json).token_to_id("[SEP]")
+    towers = {
+        "vision": VitTower(image_size=32, patch_size=16, width=64, depth=1, num_heads=2),
+        "text": ClipTextTower(**text, eos_token_id=end_id, pad_token_id=end_id),
+        "preprocess": PreprocessConfig(image_size=32, max_caption_tokens=77),
+    }
+    config = ModelConfig(name=folder.name, trained=False, embedding_dim=dim, **towers)
+    return init_model(config, folder, seed=0, tokenizer_json=tokenizer_json)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

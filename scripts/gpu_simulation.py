@@ -9,7 +9,7 @@ share it, as their processes would, with as many calls at once as a run has.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -206,7 +206,7 @@ class SimulatedGpu:
 
 
 class Launching(TorchDispatchMode):
-    """Mode in which a thread's operations are launched on a simulated device.
+    """Mode in which a thread's operations on meta tensors are launched on a simulated device.
 
     What an operation's result looks like is remembered by what its inputs look like: torch takes longer to find it.
     """
@@ -238,7 +238,7 @@ class Launching(TorchDispatchMode):
             return torch.zeros(inputs[0].shape, dtype=kwargs.get("dtype") or inputs[0].dtype)
         if func.is_view or name in _NO_KERNEL or name in _MAYBE_VIEWS:
             result = func(*args, **kwargs)
-            is_copy = name in _MAYBE_VIEWS and _storage(result) != _storage(on_device[0])
+            is_copy = name in _MAYBE_VIEWS and result.untyped_storage()._cdata != on_device[0].untyped_storage()._cdata
             gpu.launch(2 * result.nbytes / gpu.figures.memory_bytes_per_s if is_copy else 0.0)
             return result
         result, seconds = self._result(func, args, kwargs, on_device)
@@ -270,10 +270,6 @@ class Launching(TorchDispatchMode):
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta"), seconds
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def _look(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype, value.device.type)
@@ -282,22 +278,6 @@ def _look(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((name, _look(each)) for name, each in value.items())
     return value
-
-
-def _fused_attention(gpu: SimulatedGpu) -> Callable[..., torch.Tensor]:
-    """Attention as one kernel, as torch's fused ones are, in place of the products that meta tensors take."""
-    unfused, figures = torch.nn.functional.scaled_dot_product_attention, gpu.figures
-
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not query.is_meta:
-            return unfused(query, key, value, *args, **kwargs)
-        flops, num_bytes = 4.0 * query.numel() * key.shape[-2], 4 * query.nbytes
-        rate = figures.product_flops * figures.attention_share
-        gpu.launch(max(figures.kernel_s, flops / rate, num_bytes / figures.memory_bytes_per_s))
-        with _disable_current_modes():
-            return torch.empty_like(query)
-
-    return attend
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -312,21 +292,24 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 @contextmanager
-def on_device(gpu: SimulatedGpu) -> Iterator[None]:
-    """Let this thread's operations on meta tensors be those of a simulated device."""
-    with Launching(gpu):
-        yield
-
-
-@contextmanager
 def fused_attention(gpu: SimulatedGpu) -> Iterator[None]:
-    functional = torch.nn.functional
-    before = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = _fused_attention(gpu)
+    """Block with attention as one kernel, as of torch's fused ones, in place of the products that meta tensors take."""
+    unfused, figures = torch.nn.functional.scaled_dot_product_attention, gpu.figures
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not query.is_meta:
+            return unfused(query, key, value, *args, **kwargs)
+        flops, num_bytes = 4.0 * query.numel() * key.shape[-2], 4 * query.nbytes
+        rate = figures.product_flops * figures.attention_share
+        gpu.launch(max(figures.kernel_s, flops / rate, num_bytes / figures.memory_bytes_per_s))
+        with _disable_current_modes():
+            return torch.empty_like(query)
+
+    torch.nn.functional.scaled_dot_product_attention = attend
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = before
+        torch.nn.functional.scaled_dot_product_attention = unfused
 
 
 class SimulatedCopies(OverlappedCopies):
@@ -350,7 +333,7 @@ class SimulatedCopies(OverlappedCopies):
         self._gpu.last_ended = ended
 
     def _launch(self, run: Any, moved: Any, arrived: Any) -> Any:
-        with on_device(self._gpu):
+        with Launching(self._gpu):
             return super()._launch(run, moved, arrived)
 
     def _upload(self, values: torch.Tensor) -> torch.Tensor:
@@ -424,7 +407,7 @@ class SimulatedStage(TowerStage):
         return super().encode(batch)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        with on_device(self._gpu), self._gpu.call():
+        with Launching(self._gpu), self._gpu.call():
             return super().__call__(table)
 
 
@@ -458,7 +441,6 @@ def rows_of(states: dict[str, TowerState], num_rows: int) -> pa.Table:
 
 
 DTYPE = "bfloat16"
-Blocks = Queue[pa.Table | None]
 
 
 def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slowness: float, num_calls: int) -> float:
@@ -467,7 +449,7 @@ def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slo
     states = sample_states(config, num_rows)
     arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(group_costs(config, [figures.name])))
     arranged = arranged.move_to(lambda values: torch.empty(values.shape, dtype=values.dtype, device="meta"))
-    with fused_attention(gpu), on_device(gpu):
+    with fused_attention(gpu), Launching(gpu):
         shard.compute(arranged)
         gpu.synchronize()
         started_s = gpu.now_s
@@ -485,7 +467,11 @@ def simulate_stages(
     gpu, calls_at_once = SimulatedGpu(figures, slowness), calls_at_once or GPU_SETTINGS.calls_at_once or 1
     costs = group_costs(config, [figures.name])
     specs = [stage.spec for stage in plan_shards(config, num_stages, dtype=DTYPE).stages]
-    stages = [_stage(index, spec, folder, costs, num_rows, gpu) for index, spec in enumerate(specs)]
+    settings = {"batch_sizes": (num_rows,), "group_costs": tuple(costs)}
+    stages = [
+        SimulatedStage(StageSpec(index, str(folder), spec, DTYPE, "meta", 1, **settings), gpu).load()
+        for index, spec in enumerate(specs)
+    ]
     num_filling = calls_at_once * num_stages
     queues = [Queue[pa.Table | None](calls_at_once) for _ in range(num_stages)]
     done = Queue[pa.Table | None]()
@@ -515,14 +501,7 @@ def simulate_stages(
     return num_blocks * num_rows / window_s, idle
 
 
-def _stage(
-    index: int, spec: ShardSpec, folder: Path, costs: Sequence[Any], rows: int, gpu: SimulatedGpu
-) -> SimulatedStage:
-    settings = StageSpec(index, str(folder), spec, DTYPE, "meta", 1, (rows,), group_costs=tuple(costs))
-    return SimulatedStage(settings, gpu).load()
-
-
-def _work(stage: SimulatedStage, gpu: SimulatedGpu, own: Blocks, after: Blocks) -> None:
+def _work(stage: SimulatedStage, gpu: SimulatedGpu, own: Queue, after: Queue) -> None:
     while (block := own.get()) is not None:
         done = stage(block)
         gpu.spend(done.nbytes / gpu.figures.host_bytes_per_s)

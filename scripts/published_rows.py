@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
@@ -21,15 +22,16 @@ LISTED = ("item_id", "source", "uri", "size_bytes", "modified", "caption")
 
 def publish_rows(
     files: StoreFiles, info: StoreInfo, parts: Iterable[pa.Table], build_index: IndexBuilder = no_index,
-    retired: pa.ChunkedArray = NO_IDS,
+    retired: pa.ChunkedArray = NO_IDS, **intent: Any,
 ) -> None:  # fmt: skip
+    """Publish rows as one run of an embedder; the intent's fields are those of `PublishIntent`."""
     bind_store(files, info)
     run = start_run(files, info, pa.schema([]))
     fingerprints = info.model_fingerprint, info.preprocess_fingerprint
     metadata = RunMetadata(run.run_id, run.session, *fingerprints, pa.schema([]))
     for task, rows in enumerate(parts):
         write_part(files, metadata, task, rows)
-    publish([ModelWork(run, metadata, PublishIntent(kind="refresh", info=info), retired)], build_index)
+    publish([ModelWork(run, metadata, PublishIntent(kind="refresh", info=info, **intent), retired)], build_index)
 
 
 def as_embedded(listed: pa.Table, images: pa.Array, content_version: str) -> pa.Table:

@@ -2,7 +2,6 @@
 
     python scripts/simulate_store.py [--schedules N] [--seed S] [--processes 2] [--plant FAULT]
     python scripts/simulate_store.py --deletion-vectors           # rows that leave are marked, not written anew
-    python scripts/simulate_store.py --minutes 30                 # as many schedules as there is time for
     python scripts/simulate_store.py --all-faults                 # plant each fault: how many schedules find it?
     python scripts/simulate_store.py --list-faults
     python scripts/simulate_store.py --replay '{"operations": ...}'
@@ -20,7 +19,6 @@ import logging
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
 from random import Random
 
 from store_simulation import patches, schedules
@@ -57,24 +55,18 @@ def find(seeds: range) -> tuple[int, list[tuple[int, tuple[str, ...]]]]:
     return len(seeds), [each for each in found if each[1]]
 
 
-def batches(seed: int, num_schedules: int | None, until_s: float | None) -> Iterator[range]:
-    """Ranges of seeds, until there are enough or the time is over."""
-    start = 0
-    while (num_schedules is None or start < num_schedules) and (until_s is None or time.monotonic() < until_s):
-        size = BATCH if num_schedules is None else min(BATCH, num_schedules - start)
-        yield range(seed + start, seed + start + size)
-        start += size
+def batches(seed: int, num_schedules: int) -> list[range]:
+    """Ranges of seeds."""
+    return [range(seed + at, seed + min(at + BATCH, num_schedules)) for at in range(0, num_schedules, BATCH)]
 
 
 def simulate(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
-    until_s = None if options.minutes is None else began_s + 60 * options.minutes
-    num_schedules = None if options.minutes is not None else options.schedules
     prepare(options.plant, marks=options.deletion_vectors)
     num_run, failing = 0, list[tuple[int, tuple[str, ...]]]()
     context = multiprocessing.get_context("fork")
     with context.Pool(options.processes) as pool:
-        for number, found in pool.imap(find, batches(options.seed, num_schedules, until_s)):
+        for number, found in pool.imap(find, batches(options.seed, options.schedules)):
             num_run += number
             failing += found
             if found and options.plant:
@@ -138,7 +130,6 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--minutes", type=float)
     parser.add_argument("--deletion-vectors", action="store_true", help="mark the rows that leave")
     parser.add_argument("--plant", metavar="FAULT", choices=[each.name for each in FAULTS])
     parser.add_argument("--all-faults", action="store_true")

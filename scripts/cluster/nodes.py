@@ -12,7 +12,7 @@
 
 Each node has namespaces of its own: network, processes, mounts and host name. `start --private DIR` gives each an empty
 DIR of its own (DIR:50m bounds its size); `add 3 --cores 0.5` holds a node to half a core; `start 1 --cpus 0 --grow 3`
-makes a head whose cluster grows up to three nodes (`--grow-cpus`). Several can be up by name (`--name`). A driver must
+makes a head whose cluster grows up to three nodes. Several can be up by name (`--name`). A driver must
 run on a node: `run`. `ray stop` and `ray.cluster_utils.AutoscalingCluster` end every Ray of the machine.
 """
 
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
-PORT = 6379
+PORT, SUBNET = 6379, "10.77.0"  # clusters don't see each other, and may have the same addresses
 START_S = 90.0
 OBJECT_STORE_BYTES = 300_000_000  # of a node, unless an option of `ray start` says otherwise
 CGROUPS, PERIOD_US = Path("/sys/fs/cgroup"), 100_000
@@ -52,8 +52,6 @@ class NodeCluster:
     """Nodes of one name; everything else about them is asked of the kernel."""
 
     name: str = "raynode"  # begins the names of their network namespaces
-    # subnet: first three numbers of their addresses; clusters don't see each other, and may have the same
-    subnet: str = "10.77.0"
 
     @property
     def place(self) -> Path:
@@ -65,11 +63,11 @@ class NodeCluster:
         return f"{self.ip(0)}:{PORT}"
 
     def ip(self, number: int) -> str:
-        return f"{self.subnet}.{10 + number}"
+        return f"{SUBNET}.{10 + number}"
 
     def start(
         self, num_nodes: int, cpus: float, *, head_cpus: float | None = None, ray: Sequence[str] = (),
-        private: Sequence[str] = (), grow: int = 0, grow_cpus: float = 1,
+        private: Sequence[str] = (), grow: int = 0,
     ) -> str:  # fmt: skip
         """Start a head and the nodes beside it, one after the other; gives the address."""
         self.stop()
@@ -82,12 +80,12 @@ class NodeCluster:
             f"-n {self.switch} link set lo up",
             f"-n {self.switch} link add br0 type bridge",
             f"-n {self.switch} link set br0 up",
-            f"-n {self.switch} addr add {self.subnet}.1/24 dev br0",
+            f"-n {self.switch} addr add {SUBNET}.1/24 dev br0",
         ):
             _ip(words)
         head = ["--head", f"--port={PORT}", f"--temp-dir={self.place / 'ray'}", "--include-dashboard=false"]
         if grow:
-            head.append(f"--autoscaling-config={self._growth(grow, grow_cpus)}")
+            head.append(f"--autoscaling-config={self._growth(grow)}")
         self._start_node(0, cpus if head_cpus is None else head_cpus, [*head, *ray])
         for number in range(1, num_nodes):
             self.add(number, cpus, ray)
@@ -124,7 +122,7 @@ class NodeCluster:
 
     def heal(self, number: int) -> None:
         _ip(f"-n {self.netns(number)} link set e0 up")
-        _ip(f"-n {self.netns(number)} route replace default via {self.subnet}.1")
+        _ip(f"-n {self.netns(number)} route replace default via {SUBNET}.1")
 
     def drain(self, number: int, seconds: float) -> None:
         """Tell Ray that a node goes away in so many seconds; whoever says so has to end it then."""
@@ -246,13 +244,13 @@ class NodeCluster:
             f"-n {self.switch} link set {port} master br0 up",
             f"-n {name} addr add {self.ip(number)}/24 dev e0",
             f"-n {name} link set e0 up",
-            f"-n {name} route add default via {self.subnet}.1",  # Ray asks the default route for its own address
+            f"-n {name} route add default via {SUBNET}.1",  # Ray asks the default route for its own address
         ):
             _ip(words)
 
-    def _growth(self, num_nodes: int, cpus: float) -> Path:
+    def _growth(self, num_nodes: int) -> Path:
         """Configuration of Ray's autoscaler whose nodes are processes of the head's machine."""
-        resources = {"CPU": cpus, "object_store_memory": OBJECT_STORE_BYTES}
+        resources = {"CPU": 1, "object_store_memory": OBJECT_STORE_BYTES}
         worker = {"resources": resources, "min_workers": 0, "max_workers": num_nodes, "node_config": {}}
         provider = {
             "type": "external", "module": PROVIDER, "gcs_address": self.address, "use_node_id_as_ip": True,
@@ -312,14 +310,12 @@ def main() -> None:
         return give_notice(*sys.argv[2:])
     parser = argparse.ArgumentParser(description="Make a Ray cluster of namespaces on one machine.")
     parser.add_argument("--name", default=NodeCluster.name)
-    parser.add_argument("--subnet", default=NodeCluster.subnet)
     commands = parser.add_subparsers(dest="command", required=True)
     start = commands.add_parser("start")
     start.add_argument("num_nodes", type=int)
     start.add_argument("--head-cpus", type=float)
     start.add_argument("--private", action="append", default=[], metavar="DIR[:SIZE]")
     start.add_argument("--grow", type=int, default=0, metavar="NODES")
-    start.add_argument("--grow-cpus", type=float, default=1)
     for name in ("add", "run", "kill", "cut", "heal", "pause", "resume", "drain"):
         commands.add_parser(name).add_argument("number", type=int)
     for name in ("who", "stop"):
@@ -335,7 +331,7 @@ def main() -> None:
     options = vars(parser.parse_args())
     if os.geteuid() != 0:
         parser.error("namespaces need root")
-    cluster, command = NodeCluster(options.pop("name"), options.pop("subnet")), options.pop("command")
+    cluster, command = NodeCluster(options.pop("name")), options.pop("command")
     try:
         _do(cluster, command, options)
     except NodeError as error:

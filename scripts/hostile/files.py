@@ -22,32 +22,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from corpus import encode, read_shipped, write_clip
 
-FORMS = {"B": (1, 1), "A": (2, 1), "H": (3, 2), "I": (4, 4), "R": (5, 8), "S": (10, 8)}
-"""Letter -> type of a tag's values by its number, and their size in bytes; `R` and `S` are quotients of two numbers."""
+FORMS = {"B": 1, "A": 2, "H": 3, "I": 4, "R": 5, "S": 10}
+"""Letter -> number of the type of a tag's values; `R` and `S` are quotients."""
 XYZ_TO_SRGB = (32405, -15371, -4985, -9693, 18760, 416, 556, -2040, 10572)
 """Colours of a camera whose sensor sees in sRGB, each times 10,000."""
 Tags = dict[int, tuple[str, Any]]
 
 SUBFILE_TYPE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, MAKE, MODEL = 254, 256, 257, 258, 259, 262, 271, 272
 OFFSET, ORIENTATION, SAMPLES, ROWS, NUM_BYTES, SUB_IFDS = 273, 274, 277, 278, 279, 330
-HERE = "here"
-"""Value that becomes the place of the directory's data."""
-
-
-def mosaic(pixels_HW3: NDArray[np.uint8]) -> NDArray[np.uint16]:
-    """What a sensor under a Bayer filter (red, green / green, blue) sees of an image; uint16 (H, W)."""
-    wide = pixels_HW3.astype(np.uint16) * 257
-    seen = wide[:, :, 1].copy()
-    seen[0::2, 0::2], seen[1::2, 1::2] = wide[0::2, 0::2, 0], wide[1::2, 1::2, 2]
-    return seen
+HERE = [0]
+"""Value of `OFFSET`, to which the place of the directory's data is added."""
 
 
 def dng(pixels_HW3: NDArray[np.uint8], *, orientation: int = 1, preview: bytes | None = None, **changed: Any) -> bytes:
     """A DNG of an image as a sensor saw it."""
-    seen = mosaic(pixels_HW3)
+    wide = pixels_HW3.astype(np.uint16) * 257
+    seen = wide[:, :, 1].copy()  # under a Bayer filter: red, green / green, blue
+    seen[0::2, 0::2], seen[1::2, 1::2] = wide[0::2, 0::2, 0], wide[1::2, 1::2, 2]
     height, width = changed.get("height", seen.shape[0]), changed.get("width", seen.shape[1])
     data = seen.astype("<u2").tobytes()
     # 33421: size of the filter's pattern, and its colours; 50714: black and white; 50706: version of DNG
@@ -58,9 +53,9 @@ def dng(pixels_HW3: NDArray[np.uint8], *, orientation: int = 1, preview: bytes |
         33422: ("B", bytes([0, 1, 1, 2])), 50714: ("H", [0]), 50717: ("H", [65535]),
     }  # fmt: skip
     camera: Tags = {
-        MAKE: ("A", b"Acme\0"), MODEL: ("A", b"One\0"), ORIENTATION: ("H", [orientation]),
-        50706: ("B", bytes([1, 4, 0, 0])), 50708: ("A", b"Acme One\0"),
-        50721: ("S", [(value, 10_000) for value in XYZ_TO_SRGB]), 50728: ("R", [(1, 1)] * 3), 50778: ("H", [21]),
+        MAKE: ("A", b"Acme"), MODEL: ("A", b"One"), ORIENTATION: ("H", [orientation]),
+        50706: ("B", bytes([1, 4, 0, 0])), 50708: ("A", b"Acme One"),
+        50721: ("S", [Fraction(value, 10_000) for value in XYZ_TO_SRGB]), 50728: ("R", [1] * 3), 50778: ("H", [21]),
     }  # fmt: skip
     if preview is None:
         return tiff_of([(sensor | camera, data)])
@@ -89,30 +84,12 @@ def tiff_of(directories: list[tuple[Tags, bytes]], order: str = "<") -> bytes:
 
 def _directory(tags: Tags, data: bytes, start: int, order: str) -> bytes:
     """Directory at a place, followed by the values that don't fit into it, and by its data."""
-    body, entries = b"", []
-    values_at = start + 2 + 12 * len(tags) + 4
-    sizes = {tag: len(_packed(form, values, order)) for tag, (form, values) in tags.items()}
-    data_at = values_at + sum(size + size % 2 for size in sizes.values() if size > 4)
-    for tag, (form, values) in sorted(tags.items()):
-        packed = _packed(form, [data_at] if values == HERE else values, order)
-        number, size = FORMS[form]
-        shown = packed.ljust(4, b"\0")
-        if len(packed) > 4:
-            shown = struct.pack(f"{order}I", values_at + len(body))
-            body += packed + b"\0" * (len(packed) % 2)
-        entries.append(struct.pack(f"{order}HHI", tag, number, len(packed) // size) + shown)
-    content = struct.pack(f"{order}H", len(tags)) + b"".join(entries) + b"\0\0\0\0" + body + data
+    directory = ImageFileDirectory_v2(b"II*\0\0\0\0\0" if order == "<" else b"MM\0*\0\0\0\0")
+    for tag, (form, values) in tags.items():
+        directory.tagtype[tag] = FORMS[form]
+        directory[tag] = values
+    content = directory.tobytes(start) + data
     return content + b"\0" * (len(content) % 2)
-
-
-def _packed(form: str, values: Any, order: str) -> bytes:
-    if isinstance(values, bytes):
-        return values
-    if values == HERE:
-        return b"\0\0\0\0"
-    if form in "RS":
-        return b"".join(struct.pack(f"{order}{'II' if form == 'R' else 'ii'}", *each) for each in values)
-    return struct.pack(f"{order}{len(values)}{form}", *values)
 
 
 NUM_IMAGES = 3
@@ -239,10 +216,11 @@ def extra_contents(good: dict[str, bytes]) -> Iterator[tuple[str, Callable[[], b
     square = np.zeros((64, 64, 3), np.uint8)
     yield "60,000 x 60,000.heic", heic_size(heic, 60_000, 60_000)
     yield "14,000 x 14,000 of a few pixels.heic", heic_size(heic, 14_000, 14_000)
-    yield "65,535 tiles a side.heic", grid_size(good["tiles.heic"])
+    grid = struct.pack(">BBBBHH", 0, 0, 255, 255, 65_535, 65_535)  # 256 x 256 tiles, of which it has four
+    yield "65,535 tiles a side.heic", patch(good["tiles.heic"], b"idat", 4, grid)
     yield "4 billion items.heic", heic.replace(b"iloc\0", b"iloc\xff", 1)
     yield "a million boxes.heic", heic[:28] + box(b"free", b"") * 1_000_000
-    yield "boxes in boxes.heic", heic[:28] + boxes_in_boxes(5_000)
+    yield "boxes in boxes.heic", heic[:28] + nested(b"meta", 5_000, b"\0\0\0\0")
     yield "nothing but its brand.heic", box(b"ftyp", b"heic\0\0\0\0mif1heic")
     yield "a clip that says it is an image.heic", good["clip.mp4"].replace(b"ftypisom", b"ftypheic", 1)
     yield "a billion pixels a side.jxl", jxl_size(HUGE_JXL, HUGE_JXL)
@@ -261,7 +239,8 @@ def extra_contents(good: dict[str, bytes]) -> Iterator[tuple[str, Callable[[], b
     yield "0 x 0.dng", dng(square, width=0, height=0)
     yield "preview of 65,500 x 65,500.dng", dng(square, preview=jpeg_size(good["plain.jpg"], 65_500, 65_500))
     yield "preview of noise.dng", dng(square, preview=b"\xff\xd8\xff" + b"\xa5" * 5000)
-    yield "directory that is its own sub-directory.dng", own_directory(good["preview.dng"])
+    own_directory = patch(good["preview.dng"], struct.pack("<HHI", SUB_IFDS, 4, 1), 8, struct.pack("<I", 8))
+    yield "directory that is its own sub-directory.dng", own_directory
     yield "cut to its tags.dng", raw[:700]
     yield "sensor of a camera that nobody made.nef", dng(square).replace(struct.pack("<H", 50706), b"\x99\x99", 1)
     yield "noise.cr3", box(b"ftyp", b"crx \0\0\0\x01crx isom") + b"\xa5" * 50_000
@@ -275,8 +254,16 @@ def box(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I4s", 8 + len(content), kind) + content
 
 
-def boxes_in_boxes(depth: int) -> bytes:
-    return b"".join(struct.pack(">I4sI", 12 * (depth - level), b"meta", 0) for level in range(depth))
+def nested(kind: bytes, depth: int, head: bytes = b"") -> bytes:
+    """Boxes in boxes, each with nothing but its head before the next one."""
+    size = 8 + len(head)
+    return b"".join(struct.pack(">I4s", size * (depth - level), kind) + head for level in range(depth))
+
+
+def patch(data: bytes, mark: bytes, skip: int, new: bytes) -> bytes:
+    """Data with other bytes so many behind the beginning of a mark."""
+    place = data.index(mark) + skip
+    return data[:place] + new + data[place + len(new) :]
 
 
 def heic_size(heic: bytes, width: int, height: int) -> bytes:
@@ -286,12 +273,6 @@ def heic_size(heic: bytes, width: int, height: int) -> bytes:
     return parts[0] + b"".join(b"ispe\0\0\0\0" + size + part[8:] for part in parts[1:])
 
 
-def grid_size(heic: bytes) -> bytes:
-    """A grid of 256 x 256 tiles, of which it has four, and 65,535 x 65,535 pixels."""
-    place = heic.index(b"idat") + 4
-    return heic[:place] + struct.pack(">BBBBHH", 0, 0, 255, 255, 65_535, 65_535) + heic[place + 8 :]
-
-
 def jxl_size(width: int, height: int) -> bytes:
     """The header of a codestream with this size, and zeros behind it."""
     value, place = 0, 1  # the first bit: not small
@@ -299,12 +280,6 @@ def jxl_size(width: int, height: int) -> bytes:
         value |= 3 << place | (edge - 1) << (place + 2)
         place += 32 + (3 if has_ratio else 0)
     return b"\xff\x0a" + value.to_bytes(12, "little") + b"\0" * 200
-
-
-def own_directory(raw: bytes) -> bytes:
-    """The tag SubIFDs points to the directory that it stands in."""
-    place = raw.index(struct.pack("<HHI", 330, 4, 1)) + 8
-    return raw[:place] + struct.pack("<I", 8) + raw[place + 4 :]
 
 
 Make = Callable[[Path], None]
@@ -318,7 +293,8 @@ SECRET_TEXT = "file '/etc/hostname'\n"
 def media_cases(good: Good) -> Iterator[tuple[str, Make]]:
     for name, content in chain(contents(good), extra_contents(good)):
         yield name, writer(name, content)
-    yield "endless video.mkv", endless_video
+    # A header that gives no length, as of a recording that still goes on.
+    yield "endless video.mkv", lambda folder: video(folder / "endless.mkv", range(ENDLESS_S), {"live": "1"})
     yield "video with years between frames.mkv", lambda folder: video(folder / "years.mkv", [0, 1, 10**7, 3 * 10**7])
     yield "huge sparse image.jpg", lambda folder: sparse_file(folder / "huge.jpg", good["plain.jpg"], 1 << 40)
     yield "huge sparse video.mp4", lambda folder: sparse_file(folder / "huge.mp4", good["clip.mp4"], 1 << 40)
@@ -341,7 +317,7 @@ def contents(good: Good) -> Iterator[tuple[str, Callable[[], bytes] | bytes]]:
     yield "wide as a street.png", lambda: encode(Image.new("L", (1_000_000, 1)))
     yield "high as a tower.gif", lambda: encode(Image.new("L", (1, 65_000)), "GIF")
     yield "ten thousand frames.gif", many_frames
-    yield "huge logical screen.gif", good["animated.gif"][:6] + b"\xff\xff\xff\xff" + good["animated.gif"][10:]
+    yield "huge logical screen.gif", patch(good["animated.gif"], b"GIF", 6, b"\xff" * 4)
     yield "65,500 x 65,500.jpg", jpeg_size(jpeg, 65_500, 65_500)
     yield "size 0 x 0.jpg", jpeg_size(jpeg, 0, 0)
     yield "exif of nothing but 255.jpg", jpeg_segment(jpeg, 0xE1, b"Exif\0\0" + b"\xff" * 60_000)
@@ -353,16 +329,16 @@ def contents(good: Good) -> Iterator[tuple[str, Callable[[], bytes] | bytes]]:
     yield "directory that loops.tiff", tiff({}, next_at=8)
     yield "huge strips.tiff", tiff({256: 60_000, 257: 60_000, 258: 8, 259: 1, 273: 8, 278: 60_000, 279: 0xFFFFFFF0})
     yield "a million tiles.tiff", tiff({256: 30_000, 257: 3_000, 258: 8, 259: 1, 322: 16, 323: 16, 324: 8, 325: 1})
-    yield "size below zero.bmp", good["plain.bmp"][:18] + struct.pack("<ii", -5, -5) + good["plain.bmp"][26:]
-    yield "2^31 wide.bmp", good["plain.bmp"][:18] + struct.pack("<ii", 2**31 - 1, 2**31 - 1) + good["plain.bmp"][26:]
-    yield "16,383 x 16,383.webp", webp_size(good["lossy.webp"], 0x3FFF)
+    yield "size below zero.bmp", patch(good["plain.bmp"], b"BM", 18, struct.pack("<ii", -5, -5))
+    yield "2^31 wide.bmp", patch(good["plain.bmp"], b"BM", 18, struct.pack("<ii", 2**31 - 1, 2**31 - 1))
+    yield "16,383 x 16,383.webp", patch(good["lossy.webp"], b"\x9d\x01\x2a", 3, struct.pack("<HH", 0x3FFF, 0x3FFF))
     yield "declared endless.mp4", mp4.replace(b"mdat", b"free", 1) + struct.pack(">I4sQ", 1, b"mdat", 2**62)
     yield "box of no size.mp4", struct.pack(">I4s", 0, b"moov") + mp4
     yield "a million boxes.mp4", mp4[:32] + struct.pack(">I4s", 8, b"free") * 1_000_000
-    yield "boxes in boxes.mp4", mp4[:32] + nested_boxes(20_000)
-    yield "60,000 pixels wide.mp4", lambda: wide_video(mp4)
+    yield "boxes in boxes.mp4", mp4[:32] + nested(b"moov", 20_000)
+    yield "60,000 pixels wide.mp4", patch(mp4, b"mp4v", 28, struct.pack(">HH", 60_000, 60_000))
     yield "huge element.mkv", good["clip.mkv"][:60] + b"\x15\x49\xa9\x66\x01" + b"\xff" * 7 + good["clip.mkv"][60:]
-    yield "riff of 4 GiB.avi", good["clip.avi"][:4] + b"\xff\xff\xff\xff" + good["clip.avi"][8:]
+    yield "riff of 4 GiB.avi", patch(good["clip.avi"], b"RIFF", 4, b"\xff" * 4)
     yield "two files in one.jpg", jpeg + mp4 + good["rgba.png"]
     yield "packed.jpg", gzip.compress(b"\0" * 100_000_000)
     yield "empty.png", b""
@@ -417,8 +393,7 @@ def many_frames() -> bytes:
 
 
 def jpeg_size(jpeg: bytes, width: int, height: int) -> bytes:
-    place = jpeg.index(b"\xff\xc0") + 5
-    return jpeg[:place] + struct.pack(">HH", height, width) + jpeg[place + 4 :]
+    return patch(jpeg, b"\xff\xc0", 5, struct.pack(">HH", height, width))
 
 
 def jpeg_segment(jpeg: bytes, marker: int, content: bytes, times: int = 1) -> bytes:
@@ -435,25 +410,6 @@ def exif_of(tag: int, form: int, value: int, next_at: int = 0) -> bytes:
 def tiff(tags: dict[int, int], next_at: int = 0) -> bytes:
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + struct.pack("<I", next_at) + b"\0" * 64
-
-
-def webp_size(webp: bytes, size: int) -> bytes:
-    place = webp.index(b"\x9d\x01\x2a") + 3
-    return webp[:place] + struct.pack("<HH", size, size) + webp[place + 4 :]
-
-
-def nested_boxes(depth: int) -> bytes:
-    return b"".join(struct.pack(">I4s", 8 * (depth - level), b"moov") for level in range(depth))
-
-
-def wide_video(mp4: bytes) -> bytes:
-    place = mp4.index(b"mp4v") + 4 + 24
-    return mp4[:place] + struct.pack(">HH", 60_000, 60_000) + mp4[place + 4 :]
-
-
-def endless_video(folder: Path) -> None:
-    """Four hours, and a header that gives no length, as of a recording that still goes on."""
-    video(folder / "endless.mkv", range(0, ENDLESS_S), {"live": "1"})
 
 
 def video(path: Path, times_s: range | list[int], options: dict[str, str] | None = None) -> None:

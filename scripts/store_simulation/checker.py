@@ -67,9 +67,6 @@ class Checker:
     num_changes: int = 0
     content: Callable[[str], bytes | None] = lambda path: None
 
-    def attach(self, content: Callable[[str], bytes | None]) -> None:
-        self.content = content
-
     def fail(self, text: str) -> None:
         if text not in self.violations:
             self.violations.append(text)
@@ -368,7 +365,7 @@ class TraceChecker:
     num_effects: int = 0
 
     def __post_init__(self) -> None:
-        self.checker.attach(self.content)
+        self.checker.content = self.content
 
     @property
     def deviations(self) -> list[str]:

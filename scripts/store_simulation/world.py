@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import greenlet
@@ -47,14 +48,8 @@ class Stuck(Exception):
     """Schedule that does not end."""
 
 
-class _NoLock(AbstractContextManager[None]):
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-class _NoBeats:
-    def stop(self) -> None:
-        """Nothing to stop: who is not paused is never silent for a lease, as time passes only where all wait."""
+NO_BEATS = SimpleNamespace(stop=lambda: None)
+"""Nothing to stop: who is not paused is never silent for a lease, as time passes only where all wait."""
 
 
 @dataclass
@@ -105,7 +100,7 @@ class World:
 
         return Environment(
             clock_s=lambda: self.time_s, now=lambda: START + process.clock_offset + timedelta(seconds=self.time_s),
-            sleep=sleep, token=token, repeat=lambda every_s, action, name: _NoBeats(), make_lock=_NoLock,
+            sleep=sleep, token=token, repeat=lambda every_s, action, name: NO_BEATS, make_lock=nullcontext,
         )  # fmt: skip
 
     def effect(self, *, is_change: bool = False) -> Fault | None:
@@ -229,20 +224,13 @@ class SimulatedBucket:
         self._world, self._checker, self.objects = world, checker, objects
         self._paths = sorted(objects)
         self._num_versions = max((version for _, version in objects.values()), default=0)
-        checker.attach(self._content)
-
-    def _content(self, path: str) -> bytes | None:
-        found = self.objects.get(path)
-        return None if found is None else found[0]
+        checker.content = lambda path: self.objects.get(path, (None, 0))[0]
 
     def read(self, path: str) -> tuple[bytes, Tag]:
-        fault = self._world.effect()
-        if fault is not None and fault.kind in ("refused", "lost"):
-            raise StoreUnavailableError("store s3://simulated: 503")
-        try:
-            content, version = self.objects[path]
-        except KeyError:
-            raise FileNotFoundError(path) from None
+        self._answer()
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        content, version = self.objects[path]
         return content, {"e_tag": version}
 
     def read_log(self, paths: Sequence[str]) -> list[bytes]:
@@ -306,8 +294,8 @@ class SimulatedBucket:
     def _apply(self, path: str, content: bytes, condition: Condition, writer: Any) -> Tag:
         """Make a change, or find that it was made already by a request that was sent again."""
         found = self.objects.get(path)
-        is_due = condition is None or (found is None if condition == "absent" else _has(found, condition))
-        if not is_due:
+        tag = "absent" if found is None else {"e_tag": found[1]}
+        if condition not in (None, tag):
             if found is not None and found[0] == content:
                 return {"e_tag": found[1]}
             raise WriteConflictError(path)
@@ -344,10 +332,6 @@ class SimulatedBucket:
 
     def read_table(self, path: str, columns: list[str] | None) -> Any:
         raise NotImplementedError(path)
-
-
-def _has(found: tuple[bytes, int] | None, tag: Condition) -> bool:
-    return found is not None and isinstance(tag, dict) and tag.get("e_tag") == found[1]
 
 
 class Below:
@@ -390,7 +374,7 @@ class SimulatedDisk(Disk):
         self._num_files = 0
         self._sorted: list[str] = []
         self._unsynced: dict[str, set[str]] = {}
-        checker.attach(lambda path: self.contents.get(self.names.get(self._root + path, -1)))
+        checker.content = lambda path: self.contents.get(self.names.get(self._root + path, -1))
 
     def copy_from(self, other: SimulatedDisk) -> None:
         self.contents, self.synced = dict(other.contents), set(other.synced)
@@ -431,18 +415,18 @@ class SimulatedDisk(Disk):
         kind = self._effect()
         if source not in self.names:
             raise FileNotFoundError(source)
-        self._name(target, self.names[source])
-        self._unname(source)
-        self._report_put(target)
-        self._after(kind)
+        self._move(source, target, kind)
 
     def link(self, source: str, target: str) -> None:
         kind = self._effect()
         if target in self.names:
             raise FileExistsError(target)
+        self._move(source, target, kind)
+
+    def _move(self, source: str, target: str, kind: str) -> None:
         self._name(target, self.names[source])
         self._unname(source)
-        self._report_put(target)
+        self._checker.on_put(target.removeprefix(self._root), self.contents[self.names[target]], self._world.current)
         self._after(kind)
 
     def _name(self, path: str, file: int) -> None:
@@ -455,9 +439,6 @@ class SimulatedDisk(Disk):
         del self.names[path]
         self._sorted.remove(path)
         self._unsynced.setdefault(path.rpartition("/")[0], set()).add(path)
-
-    def _report_put(self, target: str) -> None:
-        self._checker.on_put(target.removeprefix(self._root), self.contents[self.names[target]], self._world.current)
 
     def unlink(self, path: str) -> None:
         if path not in self.names:
@@ -510,15 +491,10 @@ class SimulatedDisk(Disk):
                     names[name] = self.names[name]
                 else:
                     del names[name]
-        self.names = {name: file for name, file in names.items() if self._folder_stays(name)}
+        stays = {name for name in names if {str(each) for each in PurePosixPath(name).parents} <= self.durable_folders}
+        self.names = {name: file for name, file in names.items() if name in stays}
         for file in set(self.names.values()) - self.synced:
             self.contents[file] = b""
         self.folders_there = set(self.durable_folders)
         self.durable_names = dict(self.names)
         self._sorted, self._unsynced = sorted(self.names), {}
-
-    def _folder_stays(self, name: str) -> bool:
-        folder = name.rpartition("/")[0]
-        while folder and folder in self.durable_folders:
-            folder = folder.rpartition("/")[0]
-        return not folder

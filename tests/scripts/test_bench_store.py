@@ -63,3 +63,14 @@ def test_another_checkout_is_measured_beside_this_one_and_from_a_bucket(tmp_path
         assert each["bucket_over_bare"] > 0
         assert each["num_changed_scattered"] == each["num_changed_clustered"] == 5
         assert each["rewritten_over_changed"] > 0
+
+
+@pytest.mark.slow
+def test_marks_write_twice_what_changed_at_most_and_the_rows_are_right_after_each_step():
+    found = found_by("bench_store.py", "--rows", 20000, "--dim", 64, "--only", "marks")
+    for where in ("scattered", "clustered"):
+        written = found[f"marked_rewritten_over_changed_{where}"]
+        limit = 2 + 0.02 * found[f"marked_tables_bytes_{where}"] / found[f"marked_changed_bytes_{where}"]
+        assert written <= limit
+        assert found[f"anew_rewritten_over_changed_{where}"] > 3 * written
+    assert found["marked_compact_s"] > 0 and found["marked_purge_s"] > 0 and found["marked_rollback_s"] > 0
