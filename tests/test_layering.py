@@ -7,8 +7,7 @@ from pathlib import Path
 
 import networkx
 import pytest
-from count_code import file_circles, import_graph, product_trees, structure
-from value_trails import Trail
+from count_code import Trail, file_circles, import_graph, product_trees, structure
 
 ROOT = Path(__file__).resolve().parent.parent
 LINT_IMPORTS = Path(sys.executable).parent / "lint-imports"

@@ -1,14 +1,6 @@
 """The count of code: what counts on a tiny tree, and what the table says of two."""
 
 from script_runs import run_script
-from value_trails import Trail
-
-
-def write_embedder(checkout, files):
-    for name, text in files.items():
-        path = checkout / "embedder" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
 
 
 def test_lines_are_counted_by_package_and_the_longest_file_is_named(tmp_path):
@@ -33,7 +25,10 @@ def test_the_figures_of_the_structure_are_those_of_the_files(tmp_path):
         "serve/lock.py": "def f():\n" + "    x = 1\n" * 40,
         "config.py": "class RunConfig: ...\n",
     }
-    write_embedder(tmp_path / "one", files)
+    for name, text in files.items():
+        path = tmp_path / "one" / "embedder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     done = run_script("count_code.py", "--structure", tmp_path / "one", timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].split() == ["one", "5", "2", "1", "1", "1", "1"]
@@ -59,9 +54,13 @@ def test_a_value_is_followed_through_what_takes_it_and_a_part_of_it_is_a_stop(tm
         "serve/lost.py": "def never(compute): ...\n",
         "config.py": "class RunConfig: ...\n",
     }
-    write_embedder(tmp_path / "one", files)
+    for name, text in files.items():
+        path = tmp_path / "one" / "embedder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     layers = '[[tool.importlinter.contracts]]\ncontainers = ["embedder"]\nlayers = ["ingest", "engine", "store"]\n'
     (tmp_path / "one" / "pyproject.toml").write_text(layers)
     followed = "embedder/ingest/embed.py:ingest:config"
-    figures = Trail(tmp_path / "one", followed).figures()
-    assert figures == {"files": 4, "ways back": 1}, "embed, inputs, plan; files; embed again; files"
+    done = run_script("count_code.py", "--follow", followed, tmp_path / "one", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split() == ["one", "4", "1"], "embed, inputs, plan; files; embed again; files"
