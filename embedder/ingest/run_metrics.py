@@ -19,16 +19,9 @@ from embedder.store.journal.finished import count_rows, ids_in
 from embedder.store.journal.hash_sample import lowest_keys
 from embedder.store.journal.part_writer import gather_rows
 from embedder.store.layout import read_record, run_file, write_record
+from embedder.store.metric_queries import Figures
 from embedder.store.publish.history import latest_publications
-from embedder.store.row_metrics import (
-    METRICS_FILE,
-    Figures,
-    RunMetrics,
-    State,
-    compute_figures,
-    digest_of,
-    drift_between,
-)
+from embedder.store.row_metrics import METRICS_FILE, RunMetrics, State, compute_figures, digest_of, drift_between
 from embedder.store.schema import VECTOR_COLUMNS, with_nulls
 from embedder.store.tables.arrow_tensors import unpack_vectors
 

@@ -145,12 +145,9 @@ def _form_values(form: PictureForm, opened: Any, file: BinaryIO, columns: Collec
         values["colour_profile"] = _profile_name(profile)
     if "num_frames" in columns or "is_animated" in columns:
         values["num_frames"] = _num_frames(form, opened, file)
-        values["is_animated"] = None if values["num_frames"] is None else _is_animated(form, values["num_frames"])
+        is_moving = form.format in ANIMATED and (values["num_frames"] or 0) > 1
+        values["is_animated"] = None if values["num_frames"] is None else is_moving
     return values
-
-
-def _is_animated(form: PictureForm, num_frames: int) -> bool:
-    return form.format in ANIMATED and num_frames > 1
 
 
 def _bits(form: PictureForm, opened: Any, file: BinaryIO) -> int:
@@ -303,7 +300,8 @@ MAKERS = ("exif.Make", "xmp.tiff:Make", "clip.com.apple.quicktime.make")
 
 
 def _place(sources: Sources) -> Values:
-    point = ISO_6709.fullmatch(text_of(_location(sources.clip)) or "")
+    told = sources.clip.get("com.apple.quicktime.location.ISO6709") or sources.clip.get("location")
+    point = ISO_6709.fullmatch(text_of(told) or "")
     if point is not None:
         latitude, longitude, altitude = (_number(each) if each else None for each in point.groups())
     else:
@@ -316,10 +314,6 @@ def _place(sources: Sources) -> Values:
     if latitude is None or longitude is None:
         return {}
     return {"latitude": latitude, "longitude": longitude, "altitude_m": _within(altitude, -12_000, 1e7)}
-
-
-def _location(clip: Mapping[str, str]) -> str | None:
-    return clip.get("com.apple.quicktime.location.ISO6709") or clip.get("location")
 
 
 def _degrees(found: Any, ref: Any) -> float | None:

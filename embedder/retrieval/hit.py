@@ -24,7 +24,7 @@ from embedder.storage.printable import printable, readable
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from embedder.retrieval.snapshot import EmbeddedFiles
+    from embedder.retrieval.row_metadata import EmbeddedFiles
 
 IMAGE_PX = 512
 THUMBNAIL = ResizeSpec(image_size=160, mode="pad", interpolation="lanczos", reduced_decode=True)

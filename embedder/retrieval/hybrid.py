@@ -151,7 +151,8 @@ class CaptionWords:
         if among is not None:
             is_allowed &= among[np.where(is_allowed, places, 0)]
         docs, places = docs[is_allowed], places[is_allowed]
-        norms = K1 * (1 - B + B * part.lengths[docs] * (self._index.manifest.num_captions / self._num_terms))
+        manifest = self._index.manifest
+        norms = K1 * (1 - B + B * part.lengths[docs] * (manifest.num_captions / max(1, manifest.num_terms)))
         scores = np.zeros(len(docs))
         for number, (term, (own, counts)) in enumerate(zip(terms, lists, strict=True)):
             if number >= num_needed and len(docs):
@@ -160,10 +161,6 @@ class CaptionWords:
             times = _counts_of(docs, own, counts, start, stop)
             scores += term.weight * times / (times + norms)
         best.add(scores, places)
-
-    @property
-    def _num_terms(self) -> int:
-        return max(1, self._index.manifest.num_terms)
 
 
 class _Best:
@@ -282,10 +279,6 @@ class SearchedWords:
     texts: Texts
     places: RowNumbers | None = None
 
-    def select_own(self, rows: Mask) -> Mask:
-        """Return which of its own rows belong to allowed rows of the table."""
-        return rows if self.places is None else np.append(rows, np.False_)[self.places]
-
     def rank(self, text: str, depth: int, allowed: Mask) -> tuple[Rows, Rows]:
         """Return the table's rows by their words, best first, and those of them that say just what the query says.
 
@@ -331,7 +324,7 @@ class HybridRanker:
         ones. `min_score` is the least cosine of a row of either ranking.
         """
         rows = self._allowed_rows(among)
-        allowed = [own.select_own(rows) for own in self._words]
+        allowed = [rows if own.places is None else np.append(rows, np.False_)[own.places] for own in self._words]
         return [
             self._fuse(ranking, query, *self._rank_by_words(text, depth, allowed), min_score)
             for ranking, query, text in zip(rankings, queries, texts, strict=True)

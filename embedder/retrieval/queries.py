@@ -330,9 +330,8 @@ def _examples(texts: str | Sequence[str] | None, images: "Images | None") -> Exa
 
 
 def _image_name(image: Path | bytes, number: int | None = None) -> str:
-    if isinstance(image, Path):
-        return str(image)
-    return "an image" if number is None else f"image {number}"
+    unnamed = "an image" if number is None else f"image {number}"
+    return str(image) if isinstance(image, Path) else unnamed
 
 
 def _is_one_image(value: Any) -> bool:

@@ -22,7 +22,8 @@ from embedder.retrieval.hit import Duplicate, Hit, Segment
 from embedder.retrieval.hits import Hits
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.ranking import ArrangedRanking, Ranking, RowNumbers, Scored, best_segments, deepen, fold
-from embedder.retrieval.snapshot import RowMetadata, Snapshot
+from embedder.retrieval.row_metadata import RowMetadata
+from embedder.retrieval.snapshot import Snapshot
 from embedder.store.layout import SEARCHED_NAMES
 from index.vectors import Among, Floats, Mask, Profile, Rows, check_vectors, count_among, is_among
 

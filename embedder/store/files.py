@@ -23,7 +23,8 @@ from embedder.storage.object_ranges import PIECE_BYTES
 from embedder.storage.object_stores import ObjectStoreError, is_remote, split_place
 from embedder.storage.printable import is_text
 from embedder.storage.vector_pages import Place, VectorColumn, read_vector_pages
-from embedder.store.backends import Backend, BucketBackend, DiskBackend, FileInfo, Tag, WriteConflictError
+from embedder.store.backends import Backend, DiskBackend, FileInfo, Tag, WriteConflictError
+from embedder.store.bucket_backend import BucketBackend
 from embedder.store.environment import REAL_ENVIRONMENT, Environment, HeldLock
 from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.trace import trace_backend

@@ -13,7 +13,8 @@ from store_samples import INFO, table
 from embedder.config import RunConfig
 from embedder.config_toml.sections import IndexConfig
 from embedder.entrances import build_index
-from embedder.store.backends import BucketBackend, DiskBackend
+from embedder.store.backends import DiskBackend
+from embedder.store.bucket_backend import BucketBackend
 from embedder.store.environment import REAL_ENVIRONMENT
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part

@@ -13,7 +13,7 @@ from embedder.media.sniff import HEAD_BYTES
 from embedder.plugins.serve.serve_errors import RequestError
 from embedder.plugins.serve.task_threads import TaskThreads
 from embedder.plugins.serve.thumbnails import unreadable
-from embedder.retrieval.snapshot import EmbeddedFiles
+from embedder.retrieval.row_metadata import EmbeddedFiles
 from embedder.sources.item_ranges import open_item
 from embedder.sources.uris import name_in
 from embedder.storage.file_adapter import ByteRanges

@@ -16,7 +16,7 @@ from embedder.medium_columns import BY_NAME
 from embedder.plugins.serve.serve_errors import STORE_RETRY_S, RequestError
 from embedder.redaction import mask
 from embedder.retrieval.ranking import RowNumbers
-from embedder.retrieval.snapshot import EmbeddedFiles, IdRows
+from embedder.retrieval.row_metadata import EmbeddedFiles, IdRows
 from embedder.retrieval.store_api import Store
 from embedder.storage.printable import readable
 from embedder.store.layout import MAIN

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from embedder.installation import MISSING_EXTRA
+from embedder.media.decoder_process import Pixels
 from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
-from embedder.media.sandbox import Pixels, SandboxedDecoder
+from embedder.media.sandbox import SandboxedDecoder
 from embedder.plugins.serve.serve_errors import RequestError
 from embedder.plugins.serve.serve_metrics import Metrics
 from embedder.plugins.serve.task_threads import TaskThreads
-from embedder.retrieval.snapshot import EmbeddedFiles, IdRows
+from embedder.retrieval.row_metadata import EmbeddedFiles, IdRows
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.sources.uris import split_uri
 from embedder.storage.atomic_write import atomic_write

@@ -13,6 +13,7 @@ from embedder.store.files import StoreFiles
 from embedder.store.part_file import PartFile
 from embedder.store.schema import TABLES, with_nulls
 from embedder.store.tables.deletion_vectors import (
+    DeletionVector,
     Mask,
     Rows,
     files_of,
@@ -291,13 +292,9 @@ class RecordTable:
             if held == kept:
                 return self.version
             now_ms = int(self.files.environment.now().timestamp() * 1000)
-            adds = [
-                _add(part, now_ms)
-                for part in wanted
-                if part.path not in held or held[part.path] != part.deletion_vector
-            ]
-            left = sorted(path for path, vector in held.items() if path not in kept or kept[path] != vector)
-            removes = [_remove(self._adds[path], now_ms) for path in left]
+            adds = [_add(part, now_ms) for part in wanted if held.get(part.path, False) != part.deletion_vector]
+            left = {path: vector for path, vector in sorted(held.items()) if kept.get(path, False) != vector}
+            removes = [_remove(path, vector, now_ms) for path, vector in left.items()]
             upgrade = self._upgrade() if any(part.deletion_vector for part in wanted) else []
             number, actions = self.version + 1, [*upgrade, *adds, *removes]
             if self._put_entry(number, commit_entry(mark, session, now_ms, actions)) and number % 100 == 0:
@@ -391,13 +388,12 @@ def _part(table: str, add: Action) -> PartFile:
     return PartFile(table=table, session="", deletion_vector=vector, **fields)
 
 
+def _remove(path: str, vector: DeletionVector | None, now_ms: int) -> Action:
+    own = {} if vector is None else {"deletionVector": vector.action()}
+    return {"remove": {"path": path, "deletionTimestamp": now_ms, "dataChange": True} | own}
+
+
 def _add(part: PartFile, now_ms: int) -> Action:
     fields = {"size": part.size_bytes, "modificationTime": now_ms, "dataChange": True, "stats": part.stats}
     vector = {} if part.deletion_vector is None else {"deletionVector": part.deletion_vector.action()}
     return {"add": {"path": part.path, "partitionValues": {}} | fields | vector}
-
-
-def _remove(add: Action, now_ms: int) -> Action:
-    vector = vector_of(add)
-    own = {} if vector is None else {"deletionVector": vector.action()}
-    return {"remove": {"path": add["path"], "deletionTimestamp": now_ms, "dataChange": True} | own}

@@ -12,10 +12,11 @@ from embedder.media.caption_text import (
     clean_caption,
     clean_keywords,
 )
+from embedder.media.decoder_process import MAX_MESSAGE_BYTES
 from embedder.media.media_errors import DecodeError
 from embedder.media.picture_texts import decode_legacy, read_user_comment
 from embedder.media.resize import ResizeSpec
-from embedder.media.sandbox import MAX_MESSAGE_BYTES, SandboxedDecoder
+from embedder.media.sandbox import SandboxedDecoder
 from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.item_ranges import BytesRanges
 

@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 from sandbox_checks import FIT, has_ended, is_orange, refused, wait_until
 
+from embedder.media.decoder_process import receive
 from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import DecodeError
-from embedder.media.sandbox import SandboxedDecoder, receive
+from embedder.media.sandbox import SandboxedDecoder
 from embedder.process.child import ChildDiedError, ChildProcess
 
 

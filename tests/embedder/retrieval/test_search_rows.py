@@ -9,7 +9,7 @@ from embedder.retrieval.flat_index import ExactIndex, largest
 from embedder.retrieval.model_columns import match_keys
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.ranking import ItemRows
-from embedder.retrieval.snapshot import RowMetadata
+from embedder.retrieval.row_metadata import RowMetadata
 from embedder.store.tables.tables import RecordTable
 from index.index_errors import RetrievalError
 

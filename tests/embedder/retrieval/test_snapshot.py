@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from search_stores import picture, searchable, video
 
-from embedder.retrieval.snapshot import IdRows
+from embedder.retrieval.row_metadata import IdRows
 from embedder.retrieval.store_api import open_store
 
 

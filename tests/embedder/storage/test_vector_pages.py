@@ -10,12 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedder.storage import vector_pages
+from embedder.storage.parquet_encoding import find_unlike, parse_struct
 from embedder.storage.vector_pages import (
     MAX_LEVELS,
     PAGE_BYTES,
     VectorColumn,
-    _find_unlike,
-    _parse_struct,
     is_laid_out,
     layout_options,
     read_columns,
@@ -71,7 +70,7 @@ def levels_at(data: bytes) -> list[tuple[int, int]]:
     chunk = pq.ParquetFile(BytesIO(data)).metadata.row_group(0).column(1)
     position, places = chunk.data_page_offset, []
     while position < chunk.data_page_offset + chunk.total_compressed_size:
-        header, body = _parse_struct(memoryview(data), position)
+        header, body = parse_struct(memoryview(data), position)
         places.append((position, body + header[8][5] + header[8][6]))
         position = body + header[3]
     return places
@@ -211,12 +210,12 @@ def test_levels_are_read_alike_whether_they_recur_or_not():
     packed = np.packbits((groups[:, :, None] >> [0, 1] & 1).reshape(len(groups), -1), axis=1, bitorder="little")
     data = b"".join(b"\x03" + group.tobytes() for group in packed)  # a header for each group
     unlike = np.flatnonzero(levels != 3)
-    places, values = _find_unlike(data, 5000, 3, len(unlike), bits=2)
+    places, values = find_unlike(data, 5000, 3, len(unlike), bits=2)
     assert places.tolist() == unlike.tolist()
     assert values.tolist() == levels[unlike].tolist()
     for wrong in (data[:-1], data + b"\x03\x00\x00", data[:-3] + b"\x00\x00", data[:-3] + b"\xff" * 12):
         with pytest.raises(pa.ArrowInvalid):
-            _find_unlike(wrong, 5000, 3, len(unlike), bits=2)
+            find_unlike(wrong, 5000, 3, len(unlike), bits=2)
 
 
 def footer_of(thrift: bytes) -> bytes:

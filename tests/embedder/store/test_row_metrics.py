@@ -164,10 +164,10 @@ def test_log_loss_and_auroc_are_those_of_the_definition():
 def test_rows_beyond_memory_have_the_figures_of_rows_within(monkeypatch):
     rows = pa.table({"x": np.random.default_rng(6).normal(size=4_000_000)})  # 32 MB
     within = figures_of(rows, kind="moments", column="x")
-    monkeypatch.setattr("embedder.store.row_metrics.MEMORY", "24MB")
+    monkeypatch.setattr("embedder.store.metric_queries.MEMORY", "24MB")
     chunks = [rows.slice(start, 200_000) for start in range(0, rows.num_rows, 200_000)]
     assert figures_of(*chunks, kind="moments", column="x") == within
-    monkeypatch.setattr("embedder.store.row_metrics.MEMORY", "1MB")
+    monkeypatch.setattr("embedder.store.metric_queries.MEMORY", "1MB")
     found = compute_figures(
         [config_of(kind="moments", column="x"), MetricConfig(name="rows", kind="count")], rows.schema, chunks
     )[0]

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from embedder.plugins.serve.thumbnails import ThumbnailCache, ThumbnailKey
-from embedder.retrieval.snapshot import IdRows
+from embedder.retrieval.row_metadata import IdRows
 
 MAX_BYTES = 300
 

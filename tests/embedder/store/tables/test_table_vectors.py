@@ -231,7 +231,7 @@ def test_a_log_that_does_not_count_nulls_costs_no_vector(files, monkeypatch):
 def test_of_a_bucket_only_footers_and_vectors_are_fetched_and_checksums_compared(bucket, monkeypatch, tmp_path):
     files = write_store(new_store(f"{bucket}/store"), monkeypatch)
     on_disk = write_store(new_store(tmp_path / "store"), monkeypatch)
-    monkeypatch.setattr("embedder.store.backends.TAIL_BYTES", 8)
+    monkeypatch.setattr("embedder.store.bucket_backend.TAIL_BYTES", 8)
     fetched, unpatched = [], ObjectRanges.read_at
 
     def read_at(self, offset, length):
