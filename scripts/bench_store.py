@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from published_rows import as_embedded, publish_rows
+from published_rows import as_embedded, listed_items, publish_rows
 
 from corpus import make_clip, unit
 from embedder.batch_schema import VECTOR
@@ -108,9 +108,7 @@ def rows_of(numbers: np.ndarray, dim: int, version: int = 1) -> pa.Table:
     noise = rng.standard_normal((np.count_nonzero(has_caption), dim), dtype=np.float32) / np.float32(dim**0.5)
     captions = [f"picture {each}" if has else None for each, has in zip(numbers, has_caption, strict=True)]
     names = [f"{each:09d}.jpg" for each in numbers]
-    own = {"item_id": names, "uri": [f"/pictures/{name}" for name in names], "caption": pa.array(captions, pa.string())}
-    same = {"source": "", "modified": str(version), "size_bytes": 1}
-    listed = pa.table(own | {column: [value] * len(names) for column, value in same.items()})
+    listed = listed_items(names, "/pictures/", captions, str(version))
     rows = as_embedded(listed, pack_vectors(images, np.ones(len(names), bool)), content_version=str(version))
     texts = pack_vectors(unit(images[has_caption] + noise), has_caption)
     return rows.set_column(rows.schema.get_field_index("text_embedding"), pa.field("text_embedding", VECTOR), texts)

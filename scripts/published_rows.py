@@ -34,6 +34,13 @@ def publish_rows(
     publish([ModelWork(run, metadata, PublishIntent(kind="refresh", info=info, **intent), retired)], build_index)
 
 
+def listed_items(names: list[str], folder: str, captions: list[str | None], modified: str = "1") -> pa.Table:
+    """Items of a folder as a source lists them."""
+    own = {"item_id": names, "uri": [f"{folder}{name}" for name in names], "caption": pa.array(captions, pa.string())}
+    same = {"source": "", "modified": modified, "size_bytes": 1}
+    return pa.table(own | {column: [value] * len(names) for column, value in same.items()})
+
+
 def as_embedded(listed: pa.Table, images: pa.Array, content_version: str) -> pa.Table:
     """Listed items as the last stage hands them to the writer."""
     made = {"segment": 0, "modality": "image", "content_version": content_version, "num_vectors": 1, "attempts": 1}
