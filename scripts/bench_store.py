@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from published_rows import as_embedded, listed_items, publish_rows
+from published_rows import as_embedded, listed_items, publish_rows, versions_of
 
 from corpus import make_clip, unit
 from embedder.batch_schema import VECTOR
@@ -214,15 +214,6 @@ def keep_up_marked(store: str) -> dict:
         if not versions_of(files).equals(expected):
             raise SystemExit(f"{store}: the rows differ from what they have to be after {name}")
     return seconds
-
-
-def versions_of(files: StoreFiles) -> pa.Table:
-    """Version of each item, in the order of ids; both tables hold the same, and each once."""
-    columns, current = ["item_id", "content_version"], read_current(files)
-    tables = [RecordTable(files, name, getattr(current, name)).read(columns).sort_by("item_id") for name in TABLES]
-    if not tables[0].equals(tables[1]) or pc.count_distinct(tables[0]["item_id"]).as_py() != len(tables[0]):
-        raise SystemExit(f"{files.address}: the tables differ, or hold an item twice")
-    return tables[0]
 
 
 def time_bucket(store: str, num_rows: str, dim: str, bucket: str) -> dict:

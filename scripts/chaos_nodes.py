@@ -107,15 +107,11 @@ class NodeRound:
 
     def cut(self, number: int, seconds: float) -> None:
         self.what = f"node {number} partitioned for {seconds:g} s"
-        self.cluster.cut(number)
-        time.sleep(seconds)
-        self.cluster.heal(number)
+        self.cluster.cut(number, seconds)
 
     def pause(self, number: int, seconds: float) -> None:
         self.what = f"node {number} paused for {seconds:g} s"
-        self.cluster.pause(number)
-        time.sleep(seconds)
-        self.cluster.resume(number)
+        self.cluster.pause(number, seconds)
 
     def pause_driver(self, seconds: float) -> None:
         """Stop the driver for a while, in which the same command has to be refused."""

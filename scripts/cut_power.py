@@ -27,7 +27,7 @@ from random import Random
 
 import numpy as np
 import pyarrow as pa
-from published_rows import as_embedded, listed_items
+from published_rows import as_embedded, listed_items, versions_of
 
 from embedder.batch_schema import VECTOR
 from embedder.errors import StoreError
@@ -45,7 +45,6 @@ from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, finish_publication, publish
 from embedder.store.publish.tombstones import read_purged
 from embedder.store.store_info import bind_store
-from embedder.store.tables.tables import RecordTable
 from embedder.store_check.check import check_store
 from store_simulation.schedules import INFO, none
 
@@ -185,18 +184,8 @@ def _extents(file: int) -> Iterator[tuple[int, int]]:
 
 
 def published_rows(files: StoreFiles) -> Rows:
-    current = read_current(files)
-    if current is None:
-        return {}
-    found = []
-    for name in ("items", "embeddings"):
-        rows = RecordTable(files, name, getattr(current, name)).read(["item_id", "content_version"])
-        found.append(dict(zip(*(rows[column].to_pylist() for column in rows.column_names), strict=True)))
-        if len(found[-1]) != rows.num_rows:
-            raise ValueError(f"{name} holds an item twice")
-    if found[0] != found[1]:
-        raise ValueError(f"items {found[0]} and embeddings {found[1]} differ")
-    return found[0]
+    rows = {} if read_current(files) is None else versions_of(files).to_pydict()
+    return dict(zip(*rows.values(), strict=True)) if rows else {}
 
 
 def judge(folder: Path, allowed: list[Rows], seed: int) -> list[str]:

@@ -326,9 +326,6 @@ class TextWriter:
         return joint.join(chosen), set.intersection(*(self.said[phrase] for phrase in chosen))
 
 
-STUDENT_CHECKPOINT = "student"
-
-
 def train_student(
     teacher: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float
 ) -> Trainer:
@@ -343,7 +340,7 @@ def train_student(
     learnt, held_out = learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
     taught = TeacherVectors(teacher, learnt, concepts)
     judge = partial(_ranks, trainer, taught.captions.numpy(), held_out)
-    train(trainer, work / f"{STUDENT_CHECKPOINT}.pt", IMAGE_STEPS, partial(taught.batch, seed=seed), judge)
+    train(trainer, work / "student.pt", IMAGE_STEPS, partial(taught.batch, seed=seed), judge)
     return trainer
 
 
@@ -380,9 +377,6 @@ def _ranks(trainer: Trainer, captions: np.ndarray, drawings: Drawings) -> str:
     return f"held-out drawings find their caption: {found}, mean of log(1 + rank) {np.log1p(ranks).mean():.3f}"
 
 
-KS = (1, 5, 10)
-
-
 def figures_on(style: str, folder: Path, data: Path, concepts: list[Concept], work: Path) -> dict[str, Any]:
     """R@k by caption, by unseen tags, and image to image.
 
@@ -417,7 +411,7 @@ def figures_on(style: str, folder: Path, data: Path, concepts: list[Concept], wo
 
 
 def recalls(ranks: Any) -> dict[str, float]:
-    return {f"R@{k}": round(float((ranks < k).mean()), 4) for k in KS} | {"queries": len(ranks)}
+    return {f"R@{k}": round(float((ranks < k).mean()), 4) for k in (1, 5, 10)} | {"queries": len(ranks)}
 
 
 def plain_pixels(drawings: Drawings) -> Any:
