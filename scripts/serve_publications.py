@@ -34,7 +34,7 @@ from embedder.store.lock import write_lock
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice
-from harness import serving
+from harness import serving, until
 
 NUM_ITEMS, NUM_TEXTS, K = 60, 20, 10
 PURGED = 7  # number of the item; no client names it but the one that looks for it
@@ -98,15 +98,16 @@ def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[s
             kept = [read(server.url, path)[1] for path in PURGED_IMAGES]
             publications = nights.five_publications()
             for number, one in enumerate(publications, 1):
-                until(lambda share=number: requests.number >= num_requests * share / (len(publications) + 1))
+                due = num_requests * number / (len(publications) + 1)
+                until(lambda due=due: requests.number >= due, "requests")
                 one()
                 version, answers = answers_now(nights)
                 expected[version] = answers
                 with write_lock(nights.files):
                     vacuum(nights.files, keep_days=0, keep_versions=2)
-                until(lambda version=version: get(server.url, "/status")["version"] == version)
+                until(lambda version=version: get(server.url, "/status")["version"] == version, f"version {version}")
                 requests.is_purged = requests.is_purged or one == nights.purge
-            until(lambda: requests.number >= num_requests)
+            until(lambda: requests.number >= num_requests, "requests")
             requests.traces += traces_in(folder / "cache", kept) + traces_served(server.url)
         finally:
             requests.is_over = True
@@ -304,14 +305,6 @@ def is_of_its_version(answer: Answer, expected: dict[str, list[tuple[Hit, ...]]]
         for found, hit in zip(answer.hits, wanted[answer.text], strict=False)
     ]
     return all(is_same) and len(answer.hits) == len(wanted[answer.text])
-
-
-def until(happened: Callable[[], bool], limit_s: float = 300.0) -> None:
-    stop_s = time.monotonic() + limit_s
-    while not happened():
-        if time.monotonic() > stop_s:
-            sys.exit(f"serve_publications: waited {limit_s:g} s in vain")
-        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -303,7 +303,6 @@ def needed_first(content: bytes | None) -> list[str]:
 
 _PART = re.compile(MODEL + r"(items|embeddings)/part-(?P<run>[^/]+)\.parquet")
 _ENTRY = re.compile(MODEL + r"(items|embeddings)/_delta_log/\d{20}\.json")
-_CHECKPOINT = re.compile(MODEL + r"(items|embeddings)/_delta_log/\d{20}\.checkpoint\.parquet")
 _JOURNAL = re.compile(MODEL + r"runs/(?P<run>[^/]+)/journal/(?P<name>[^/]+)\.json")
 _SEGMENT = re.compile(MODEL + r"runs/(?P<run>[^/]+)/journal/sealed-\d+\.jsonl")
 _MOVES = re.compile(MODEL + r"runs/[^/]+/journal/(?P<name>[^/]+)\.parquet")
