@@ -175,24 +175,19 @@ def config_of(image_size: int) -> ModelConfig:
 
 
 def _begin(part: Part, settings: TrainSettings, before: Trainer | None, work: Path) -> Trainer:
-    """A trainer of the part: afresh, or where the part before ended."""
+    """A trainer of the part: afresh, or where the part before ended, with its positions resampled to the size."""
+    from timm.layers import resample_abs_pos_embed
+
     config = config_of(part.image_size)
     if before is None:
         return Trainer(config, settings)
-    weights = fitted_positions(before.weights(), config)
+    side = config.vision.image_size // config.vision.patch_size
+    weights = before.weights()
+    weights[POSITIONS] = resample_abs_pos_embed(weights[POSITIONS], [side, side], num_prefix_tokens=0)
     trainer = Trainer(export_model(work / f"start-{part.image_size}", config, weights, None, replace=True), settings)
     if before.settings.num_concepts == settings.num_concepts:
         trainer.objective.set_prototypes(before.objective.prototypes.detach())
     return trainer
-
-
-def fitted_positions(weights: Mapping[str, torch.Tensor], config: ModelConfig) -> dict[str, torch.Tensor]:
-    """The weights with position embeddings resampled to the model's image size."""
-    from timm.layers import resample_abs_pos_embed
-
-    side = config.vision.image_size // config.vision.patch_size
-    positions = resample_abs_pos_embed(weights[POSITIONS], [side, side], num_prefix_tokens=0)
-    return {**weights, POSITIONS: positions}
 
 
 def _batch(drawings: Drawings, step: int, seed: int) -> TrainBatch:

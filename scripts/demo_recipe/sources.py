@@ -75,8 +75,17 @@ def read_drawings(data: Path, styles: tuple[str, ...], concepts: list[Concept], 
     """Decode images of concepts that training knows in the pipeline's own sandbox; once, then from `work`."""
     cache = work / f"{'+'.join(styles)}-{side_px}.npz"
     if not cache.exists():
-        tables = [table_of(style, data, work) for style in styles]
-        _decode(tables, concepts, side_px, cache)
+        resize = ResizeSpec(side_px, mode="squash", interpolation="bicubic", reduced_decode=True)
+        places = {concept["hexcode"]: place for place, concept in enumerate(concepts)}
+        tables = [pq.read_table(table_of(each, data, work), columns=["item_id", "hexcode", "image"]) for each in styles]
+        rows = [row for table in tables for row in table.to_pylist() if row["hexcode"] in places]
+        with SandboxedDecoder() as sandbox:
+            pixels = np.stack([sandbox.image(row["image"], resize) for row in rows])
+        found = {
+            "concepts": [places[row["hexcode"]] for row in rows],
+            "keys": [item_key(row["item_id"]) for row in rows],
+        }
+        np.savez(cache, pixels=pixels, **found)
     arrays = np.load(cache)
     return Drawings(*(torch.from_numpy(arrays[field]) for field in FIELDS))
 
@@ -85,20 +94,6 @@ def table_of(style: str, data: Path, work: Path) -> Path:
     """Table of a style: of the data's folder, else one that the recipe makes in `work`."""
     given = data / f"{style}.parquet"
     return given if given.exists() else work / f"{style}.parquet"
-
-
-def _decode(tables: list[Path], concepts: list[Concept], image_size: int, cache: Path) -> None:
-    resize = ResizeSpec(image_size, mode="squash", interpolation="bicubic", reduced_decode=True)
-    places = {concept["hexcode"]: place for place, concept in enumerate(concepts)}
-    pixels, found, keys = [], [], []
-    with SandboxedDecoder() as sandbox:
-        for table in tables:
-            for row in pq.read_table(table, columns=["item_id", "hexcode", "image"]).to_pylist():
-                if row["hexcode"] in places:
-                    pixels.append(sandbox.image(row["image"], resize))
-                    found.append(places[row["hexcode"]])
-                    keys.append(item_key(row["item_id"]))
-    np.savez(cache, pixels=np.stack(pixels), concepts=np.array(found), keys=np.array(keys))
 
 
 def learnt_and_held_out(
