@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -195,8 +195,8 @@ def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: 
     faults += checked.deviations[:3] + ([each.refusal] if each.refusal else [])
     times = [happened_s, *(at_s for at_s in each.entries() if at_s > happened_s)]
     stall_s = max((after - before for before, after in pairwise(times)), default=0.0)
-    outcome = Outcome(kind, number, seed, each.what, code, again, num_rows, faults, stall_s, wall_s, events)
-    return replace(outcome, effects=checked.num_effects, deviations=len(checked.deviations))
+    changes = {"effects": checked.num_effects, "deviations": len(checked.deviations)}
+    return Outcome(kind, number, seed, each.what, code, again, num_rows, faults, stall_s, wall_s, events, **changes)
 
 
 def _start(cluster: NodeCluster, each: NodeRound, private: Sequence[str]) -> None:
