@@ -213,12 +213,12 @@ def keep_up_marked(store: str) -> dict:
         seconds[f"{name}_s"] = time.monotonic() - began_s
         if not versions_of(files).equals(expected):
             raise SystemExit(f"{store}: the rows differ from what they have to be after {name}")
-        if name == "purge" and (paths := holders(files, pa.array(gone))):
+        if name == "purge" and (paths := find_holders(files, pa.array(gone))):
             raise SystemExit(f"{store}: purged items are held by {paths[:3]}")
     return seconds
 
 
-def holders(files: StoreFiles, ids: pa.Array) -> list[str]:
+def find_holders(files: StoreFiles, ids: pa.Array) -> list[str]:
     """Parquet files with an id, whether or not a version has them."""
     paths = [info.path for info in files.list("") if info.path.endswith(".parquet") and "_delta_log" not in info.path]
     named = {path: rows for path in paths if "item_id" in (rows := files.read_table(path, ["item_id"])).column_names}
