@@ -24,8 +24,7 @@ import os
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ from gpu_simulation import (
     simulate_stages,
     write_config,
 )
-from gpu_yardsticks import BATCHES, Files, forward_rates, loop_rate, make_library, run_from_files
+from gpu_yardsticks import BATCHES, MIN_CALLS, Files, call_rate, forward_rates, loop_rate, make_library, run_from_files
 from published_models import PUBLISHED
 from tokenizers import Tokenizer
 
@@ -63,7 +62,6 @@ from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.stage import INPUTS, cuda_problem
 from harness import number, table
 from shards.activations import Batch, TowerState
-from shards.length_groups import GroupCosts
 from shards.model_config import ModelConfig
 from shards.plan import plan_placement
 from shards.planning.devices import DEVICES
@@ -74,7 +72,7 @@ from shards.shard_specs import whole_model
 
 CAPTION_TOKENS = 16
 CPU_ROWS = 64
-WARM_CALLS, MIN_CALLS = 2, 4
+WARM_CALLS = 2
 SIMULATED = {"H100": H100}
 SIMULATED_BLOCKS, MAX_SLOWNESS = 12, 20
 MIN_BLOCKS, MAX_BLOCKS = 12, 1000
@@ -128,12 +126,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         by_hand = beside_by_hand(TITLES[name], folder, options) if name in TITLES else {}
         model = open_model(str(folder))
         rows = make_rows(model, options.batch_size)
-        unsplit = unsplit_rate(model, rows, options)
+        unsplit = unsplit_rate(model, options)
         runs = [measure(model, rows, unsplit, int(each), options) for each in options.stages.split(",")]
     name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     how = f"{options.dtype}, {'compiled' if options.compile else 'eager'}, batches of {options.batch_size}"
     print(f"{name}, {how}: the whole model makes {unsplit:,.0f} rows/s")
-    table([("stages", "rows/s", "of unsplit", "idle", "memory"), *map(line, runs)])
+    columns = {"rows_per_s": 0, "of_unsplit": 2, "idle_share": 2, "memory_share": 2}
+    lines = [(run.num_stages, *(number(getattr(run, name), each) for name, each in columns.items())) for run in runs]
+    table([("stages", "rows/s", "of unsplit", "idle", "memory"), *lines])
     document = {"device": name, "compiled": options.compile, "unsplit_rows_per_s": unsplit} | by_hand
     print(json.dumps(document | {"runs": [asdict(run) for run in runs]}))
 
@@ -172,11 +172,6 @@ def predicted_rate(config: ModelConfig, device_name: str, num_stages: int, num_r
         config, ((1, device),), {device.name: costs}, nothing, mix=mix, dtype="bfloat16", rows_per_batch=num_rows
     )
     return plan_placement(problem, num_stages).items_per_s or 0.0
-
-
-def line(run: Used) -> tuple[str, ...]:
-    shares = (run.of_unsplit, run.idle_share, run.memory_share)
-    return str(run.num_stages), number(run.rows_per_s, 0), *(number(share, 2) for share in shares)
 
 
 @contextmanager
@@ -255,7 +250,7 @@ def make_rows(model: Model, num_rows: int) -> pa.Table:
     return rows_of(states, num_rows)
 
 
-def unsplit_rate(model: Model, rows: pa.Table, options: argparse.Namespace) -> float:
+def unsplit_rate(model: Model, options: argparse.Namespace) -> float:
     """Rows a second of the whole model in one shard, whose input is on the device."""
     shard = load_shard(model.folder, whole_model(model.config), dtype=options.dtype, device=options.device)
     states = dict.fromkeys(INPUTS, None) | {
@@ -263,7 +258,8 @@ def unsplit_rate(model: Model, rows: pa.Table, options: argparse.Namespace) -> f
         for side, tower in model.config.towers.items()
         if len(lengths := tower.sample_lengths(options.batch_size, CAPTION_TOKENS))
     }
-    arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(costs_of_groups(model, options)))
+    costs = group_costs(model.config, [torch.cuda.get_device_name()]) if options.device == "cuda" else ()
+    arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(costs))
     arranged = arranged.move_to(lambda values: values.to(options.device))
     compiled = CompiledShard(0, shard) if options.compile else None
     run = compiled or shard.compute
@@ -274,26 +270,10 @@ def unsplit_rate(model: Model, rows: pa.Table, options: argparse.Namespace) -> f
         if options.device == "cuda":
             torch.cuda.synchronize()
 
-    num_calls, seconds = repeated(forward, options.seconds / 4)
+    calls_per_s = call_rate(forward, options.seconds / 4)
     if compiled is not None and not compiled.is_compiled:
         raise SystemExit("--compile: the layers of the whole model could not be compiled; the warning above says why")
-    return num_calls * options.batch_size / seconds
-
-
-def costs_of_groups(model: Model, options: argparse.Namespace) -> tuple[tuple[str, GroupCosts], ...]:
-    """What decides on groups of captions on the device."""
-    return group_costs(model.config, [torch.cuda.get_device_name()]) if options.device == "cuda" else ()
-
-
-def repeated(call: Callable[[], None], seconds: float) -> tuple[int, float]:
-    """Number and seconds of calls, once the first ones have loaded kernels."""
-    for _ in range(WARM_CALLS):
-        call()
-    number_of, started_s = 0, time.perf_counter()
-    while number_of < MIN_CALLS or time.perf_counter() - started_s < seconds:
-        call()
-        number_of += 1
-    return number_of, time.perf_counter() - started_s
+    return calls_per_s * options.batch_size
 
 
 def measure(model: Model, rows: pa.Table, unsplit: float, num_stages: int, options: argparse.Namespace) -> Used:

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
-from published_rows import as_embedded, publish_rows
+from published_rows import as_embedded, listed_items, publish_rows
 from vector_shapes import make_shape
 
 from corpus import DEMO_MODEL, make_clip, read_shipped
@@ -59,11 +59,8 @@ def _parts(images: np.ndarray) -> Iterator[pa.Table]:
     for start in range(0, len(images), PART_ROWS):
         names = [f"{number:09d}.jpg" for number in range(start, min(start + PART_ROWS, len(images)))]
         captions = [f"image {int(name[:9])} of category {int(name[:9]) % NUM_CATEGORIES}" for name in names]
-        own = {"item_id": names, "uri": [f"/images/{name}" for name in names], "caption": captions}
-        same = {"source": "", "modified": "1", "size_bytes": 1}
-        listed = pa.table(own | {column: [value] * len(names) for column, value in same.items()})
         vectors = pa.array(list(images[start : start + PART_ROWS]), VECTOR)
-        yield as_embedded(listed, vectors, content_version="1")
+        yield as_embedded(listed_items(names, "/images/", captions), vectors, content_version="1")
 
 
 class Texts:

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from published_rows import as_embedded, publish_rows
+from published_rows import as_embedded, listed_items, publish_rows, versions_of
 
 from corpus import make_clip, unit
 from embedder.batch_schema import VECTOR
@@ -51,7 +51,7 @@ from embedder.store.schema import TABLES
 from embedder.store.store_info import read_store_info
 from embedder.store.tables.arrow_tensors import pack_vectors, unpack_vectors
 from embedder.store.tables.tables import RecordTable
-from harness import EMBEDDER, MIB, Server, free_port, json_of, number, run_watched, serving, table
+from harness import EMBEDDER, MIB, Server, free_port, json_of, number, run_watched, serving, table, until
 
 PART_ROWS, BUCKET_ROWS = 50_000, 50_000
 NUM_CENTRES, EVERY_CAPTION, CHANGED_SHARE = 1000, 20, 0.01
@@ -108,9 +108,7 @@ def rows_of(numbers: np.ndarray, dim: int, version: int = 1) -> pa.Table:
     noise = rng.standard_normal((np.count_nonzero(has_caption), dim), dtype=np.float32) / np.float32(dim**0.5)
     captions = [f"picture {each}" if has else None for each, has in zip(numbers, has_caption, strict=True)]
     names = [f"{each:09d}.jpg" for each in numbers]
-    own = {"item_id": names, "uri": [f"/pictures/{name}" for name in names], "caption": pa.array(captions, pa.string())}
-    same = {"source": "", "modified": str(version), "size_bytes": 1}
-    listed = pa.table(own | {column: [value] * len(names) for column, value in same.items()})
+    listed = listed_items(names, "/pictures/", captions, str(version))
     rows = as_embedded(listed, pack_vectors(images, np.ones(len(names), bool)), content_version=str(version))
     texts = pack_vectors(unit(images[has_caption] + noise), has_caption)
     return rows.set_column(rows.schema.get_field_index("text_embedding"), pa.field("text_embedding", VECTOR), texts)
@@ -215,16 +213,16 @@ def keep_up_marked(store: str) -> dict:
         seconds[f"{name}_s"] = time.monotonic() - began_s
         if not versions_of(files).equals(expected):
             raise SystemExit(f"{store}: the rows differ from what they have to be after {name}")
+        if name == "purge" and (paths := find_holders(files, pa.array(gone))):
+            raise SystemExit(f"{store}: purged items are held by {paths[:3]}")
     return seconds
 
 
-def versions_of(files: StoreFiles) -> pa.Table:
-    """Version of each item, in the order of ids; both tables hold the same, and each once."""
-    columns, current = ["item_id", "content_version"], read_current(files)
-    tables = [RecordTable(files, name, getattr(current, name)).read(columns).sort_by("item_id") for name in TABLES]
-    if not tables[0].equals(tables[1]) or pc.count_distinct(tables[0]["item_id"]).as_py() != len(tables[0]):
-        raise SystemExit(f"{files.address}: the tables differ, or hold an item twice")
-    return tables[0]
+def find_holders(files: StoreFiles, ids: pa.Array) -> list[str]:
+    """Parquet files with an id, whether or not a version has them."""
+    paths = [info.path for info in files.list("") if info.path.endswith(".parquet") and "_delta_log" not in info.path]
+    named = {path: rows for path in paths if "item_id" in (rows := files.read_table(path, ["item_id"])).column_names}
+    return [path for path, rows in named.items() if pc.any(pc.is_in(rows["item_id"], ids)).as_py()]
 
 
 def time_bucket(store: str, num_rows: str, dim: str, bucket: str) -> dict:
@@ -341,28 +339,23 @@ def measure_bucket(who: Contestant) -> dict:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.environ |= SECRETS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true"}
     try:
-        make_bucket(port, "bench")
+        until(lambda: is_bucket_made(port, "bench"), "the bucket's server", 60.0)
         return who.step("bucket", who.num_rows, who.dim, "s3://bench")
     finally:
         server.kill()
         server.wait()
 
 
-def make_bucket(port: int, name: str, timeout_s: float = 60.0) -> None:
-    """Make a bucket as soon as the server is there."""
-    stop_s = time.monotonic() + timeout_s
-    while True:
-        connection = HTTPConnection("127.0.0.1", port, timeout=10)
-        try:
-            connection.request("PUT", f"/{name}")
-            connection.getresponse()
-            return
-        except ConnectionError:
-            if time.monotonic() > stop_s:
-                raise
-            time.sleep(0.1)
-        finally:
-            connection.close()
+def is_bucket_made(port: int, name: str) -> bool:
+    """Make a bucket, if the server is there."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("PUT", f"/{name}")
+        return connection.getresponse().status == 200
+    except ConnectionError:
+        return False
+    finally:
+        connection.close()
 
 
 PARTS: dict[str, Callable[[Contestant], dict]] = {

@@ -178,7 +178,7 @@ class Victim:
                 if pid != process.pid:
                     time.sleep(rng.uniform(*CHILD_PAUSE_S))
                     return
-                is_held.append(self._holder() == pid)
+                is_held.append(read_holder(StoreFiles(self.store)).get("pid") == pid)
                 second.append(self.start(self.second))
                 if isinstance(self.store, Path) or rng.random() < 0.5:
                     second[0].wait(RUN_TIMEOUT_S)
@@ -192,9 +192,6 @@ class Victim:
         said = self.log.read_bytes()[start:].decode(errors="replace")
         faults = [f"{kill}: {each}" for each in self._wrong(code, codes, said, is_held=any(is_held))]
         return Paused(was_there, code, codes[0] if codes else None, faults)
-
-    def _holder(self) -> int | None:
-        return read_holder(StoreFiles(self.store)).get("pid")
 
     def _wrong(self, code: int, codes: list[int], said: str, *, is_held: bool) -> list[str]:
         """What is wrong with the ends of a run that was paused, and of one beside it."""

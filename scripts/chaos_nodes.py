@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -101,24 +101,17 @@ class NodeRound:
         titles = (title for number in range(1, NUM_NODES + 1) for title in self.cluster.titles(number))
         return any(AT_WORK in title for title in titles) or bool(self.entries())
 
-    def any_node(self) -> int:
-        return self.rng.randint(1, NUM_NODES)
-
     def kill(self, number: int) -> None:
         self.what = f"node {number} killed"
         self.cluster.kill(number)
 
     def cut(self, number: int, seconds: float) -> None:
         self.what = f"node {number} partitioned for {seconds:g} s"
-        self.cluster.cut(number)
-        time.sleep(seconds)
-        self.cluster.heal(number)
+        self.cluster.cut(number, seconds)
 
     def pause(self, number: int, seconds: float) -> None:
         self.what = f"node {number} paused for {seconds:g} s"
-        self.cluster.pause(number)
-        time.sleep(seconds)
-        self.cluster.resume(number)
+        self.cluster.pause(number, seconds)
 
     def pause_driver(self, seconds: float) -> None:
         """Stop the driver for a while, in which the same command has to be refused."""
@@ -154,7 +147,7 @@ class NodeRound:
 
 
 FAULTS: dict[str, Happens] = {
-    "kill": lambda each: each.kill(each.any_node()),
+    "kill": lambda each: each.kill(each.rng.randint(1, NUM_NODES)),
     "kill-only": lambda each: each.kill(each.node_with_stage()),
     "cut20": lambda each: each.cut(each.node_with_stage(), 20),
     "cut120": lambda each: each.cut(each.node_with_stage(), 120),
@@ -196,18 +189,14 @@ def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: 
     wall_s = time.time() - begun_s
     events = [event["text"] for event in each.report().get("events", [])]
     num_rows, faults = (0, _refusal(each, code, log)) if kind == "own-disks" else _faults(each, kind, code, again)
-    checked = _checked(each, has_files=not private)
+    checked = Checked(0, ["nothing was recorded"])
+    if each.trace.exists():
+        checked = check(each.trace, None if private else world.store(each.store))
     faults += checked.deviations[:3] + ([each.refusal] if each.refusal else [])
     times = [happened_s, *(at_s for at_s in each.entries() if at_s > happened_s)]
     stall_s = max((after - before for before, after in pairwise(times)), default=0.0)
-    outcome = Outcome(kind, number, seed, each.what, code, again, num_rows, faults, stall_s, wall_s, events)
-    return replace(outcome, effects=checked.num_effects, deviations=len(checked.deviations))
-
-
-def _checked(each: NodeRound, *, has_files: bool) -> Checked:
-    if not each.trace.exists():
-        return Checked(0, ["nothing was recorded"])
-    return check(each.trace, each.world.store(each.store) if has_files else None)
+    changes = {"effects": checked.num_effects, "deviations": len(checked.deviations)}
+    return Outcome(kind, number, seed, each.what, code, again, num_rows, faults, stall_s, wall_s, events, **changes)
 
 
 def _start(cluster: NodeCluster, each: NodeRound, private: Sequence[str]) -> None:

@@ -130,6 +130,7 @@ class World:
 MIN_COSINE = 0.9999
 EXACT = ("modality", "uri", "caption", "content_version", "model_fingerprint", "preprocess_fingerprint")
 OF_STEP = ("region", "side")  # columns, where runs have one
+STATE_COLUMNS = ["item_id", "segment", "content_version"]
 ITEM_FACTS = ("content_version", "state", "size_bytes", "modified", "num_vectors")
 
 Fingerprint = frozenset[tuple[str, int, str]]
@@ -138,7 +139,7 @@ Fingerprint = frozenset[tuple[str, int, str]]
 
 def fingerprint(rows: Any) -> Fingerprint:
     """Tell a table's rows from those of other states."""
-    return frozenset(zip(*(rows[name].to_pylist() for name in ("item_id", "segment", "content_version")), strict=True))
+    return frozenset(zip(*(rows[name].to_pylist() for name in STATE_COLUMNS), strict=True))
 
 
 def items_in(state: Fingerprint) -> set[tuple[str, Fingerprint]]:
@@ -149,7 +150,7 @@ def items_in(state: Fingerprint) -> set[tuple[str, Fingerprint]]:
 
 
 def state_of(store: Path | str) -> Fingerprint:
-    return fingerprint(embedder.open_store(store).to_arrow(["item_id", "segment", "content_version"]))
+    return fingerprint(embedder.open_store(store).to_arrow(STATE_COLUMNS))
 
 
 def compare(store: Path | str, undisturbed: Path) -> tuple[int, dict[str, list[Any]]]:
@@ -185,15 +186,11 @@ def _by_key(table: pa.Table, key: Sequence[str]) -> dict[tuple[Any, ...], list[d
 
 
 def _same(row: dict[str, Any], other: dict[str, Any], facts: Sequence[str]) -> bool:
-    if any(row.get(name) != other.get(name) for name in (*facts, *OF_STEP)):
-        return False
-    return all(_same_vector(row.get(name), other.get(name)) for name in ("image_embedding", "text_embedding"))
-
-
-def _same_vector(vector: list[float] | None, other: list[float] | None) -> bool:
-    if vector is None or other is None:
-        return vector is other
-    return bool(np.dot(vector, other) >= MIN_COSINE)
+    vectors = [(row.get(name), other.get(name)) for name in ("image_embedding", "text_embedding")]
+    return all(row.get(name) == other.get(name) for name in (*facts, *OF_STEP)) and all(
+        ours is theirs if ours is None or theirs is None else np.dot(ours, theirs) >= MIN_COSINE
+        for ours, theirs in vectors
+    )
 
 
 class Poller(threading.Thread):
@@ -247,7 +244,7 @@ class Poller(threading.Thread):
 
     def _whole_state(self, files: StoreFiles, current: Current) -> Fingerprint:
         """The published rows; items, rows and index must belong together."""
-        rows = RecordTable(files, "embeddings", current.embeddings).read(["item_id", "segment", "content_version"])
+        rows = RecordTable(files, "embeddings", current.embeddings).read(STATE_COLUMNS)
         items = RecordTable(files, "items", current.items).read(["item_id", "num_vectors"]).to_pylist()
         num_found = Counter(rows["item_id"].to_pylist())
         num_stated = {item["item_id"]: item["num_vectors"] for item in items if item["num_vectors"]}
@@ -256,19 +253,16 @@ class Poller(threading.Thread):
         if len(set(zip(rows["item_id"].to_pylist(), rows["segment"].to_pylist(), strict=True))) != rows.num_rows:
             self.faults.append(f"run {current.run_id}: a row stands twice")
         state = fingerprint(rows)
-        if current.index is not None and self._state_of_index(files, current.index) != state:
-            self.faults.append(f"run {current.run_id}: the index is of another state")
+        if current.index is not None:  # a compaction keeps that of the version before, of equal rows
+            indexed = RecordTable(files, "embeddings", fetched_manifest(files, current.index).embeddings_version)
+            if fingerprint(indexed.read(STATE_COLUMNS)) != state:
+                self.faults.append(f"run {current.run_id}: the index is of another state")
         return state
-
-    def _state_of_index(self, files: StoreFiles, number: int) -> Fingerprint:
-        """The rows that an index was built of; a compaction keeps that of the version before, of equal rows."""
-        version = fetched_manifest(files, number).embeddings_version
-        return fingerprint(RecordTable(files, "embeddings", version).read(["item_id", "segment", "content_version"]))
 
     def _look_at_newest(self, files: StoreFiles) -> None:
         """Programs that know no CURRENT.json may be one commit ahead, never in the middle of one."""
         try:
-            rows = delta_rows(files.uri("embeddings"), columns=["item_id", "segment", "content_version"])
+            rows = delta_rows(files.uri("embeddings"), columns=STATE_COLUMNS)
         except TableNotFoundError:
             return
         if rows.num_rows and not self._is_allowed(fingerprint(rows)):

@@ -27,7 +27,7 @@ from random import Random
 
 import numpy as np
 import pyarrow as pa
-from published_rows import as_embedded
+from published_rows import as_embedded, listed_items, versions_of
 
 from embedder.batch_schema import VECTOR
 from embedder.errors import StoreError
@@ -45,7 +45,6 @@ from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, finish_publication, publish
 from embedder.store.publish.tombstones import read_purged
 from embedder.store.store_info import bind_store
-from embedder.store.tables.tables import RecordTable
 from embedder.store_check.check import check_store
 from store_simulation.schedules import INFO, none
 
@@ -85,7 +84,7 @@ class Writer:
         elif work == "purge" and purged is not None:
             self.rows = {item: version for item, version in self.rows.items() if item != purged}
             yield self.rows
-            self.purge(purged)
+            self.locked(lambda: purge(self.files, {purged}, none))
         else:
             yield self.rows
             if work == "compact":
@@ -101,26 +100,18 @@ class Writer:
             run = start_run(self.files, INFO, pa.schema([]))
             metadata = RunMetadata(run.run_id, run.session, "f", "p", pa.schema([]))
             for task, (item, version) in enumerate(chosen.items()):
-                write_part(self.files, metadata, task, _finished_row(item, version))
+                vector = np.random.default_rng(int(version, 16)).standard_normal(DIMENSIONS, np.float32)
+                listed = listed_items([item], "/texts/", [f"text of {item}"])
+                write_part(self.files, metadata, task, as_embedded(listed, pa.array([vector], VECTOR), version))
             if len(chosen) > 1:
                 seal(self.files, run.run_id, sorted(names_in_journal(self.files, run.run_id)))
             intent = PublishIntent(kind="refresh", info=INFO)
             publish([ModelWork(run, metadata, intent, pa.chunked_array([pa.array(retired or [], pa.string())]))])
 
-    def purge(self, item: str) -> None:
-        self.locked(lambda: purge(self.files, {item}, none))
-
     def locked(self, work: Callable[[], object]) -> None:
         with write_lock(self.files):
             finish_publication(self.files)
             work()
-
-
-def _finished_row(item: str, version: str) -> pa.Table:
-    fields = {"item_id": item, "source": "", "uri": f"/texts/{item}", "modified": "t0", "caption": f"text of {item}"}
-    listed = pa.table({name: [value] for name, value in fields.items()} | {"size_bytes": pa.array([10], pa.int64())})
-    vector = np.random.default_rng(int(version, 16)).standard_normal(DIMENSIONS, np.float32)
-    return as_embedded(listed, pa.array([vector], VECTOR), version)
 
 
 def write_forever(folder: Path, seed: int) -> None:
@@ -161,12 +152,6 @@ def mounted(image: Path, folder: Path) -> Iterator[str]:
         subprocess.run(["umount", folder], check=True)
 
 
-def make_image(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(IMAGE_BYTES)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-J", "size=4", "-E", "lazy_itable_init=0", path], check=True)
-
-
 def copy_image(image: Path, target: Path, device: str) -> None:
     """Copy an image as its device has it at one moment: again where something was written meanwhile."""
     for _ in range(MAX_COPIES):
@@ -199,18 +184,8 @@ def _extents(file: int) -> Iterator[tuple[int, int]]:
 
 
 def published_rows(files: StoreFiles) -> Rows:
-    current = read_current(files)
-    if current is None:
-        return {}
-    found = []
-    for name in ("items", "embeddings"):
-        rows = RecordTable(files, name, getattr(current, name)).read(["item_id", "content_version"])
-        found.append(dict(zip(*(rows[column].to_pylist() for column in rows.column_names), strict=True)))
-        if len(found[-1]) != rows.num_rows:
-            raise ValueError(f"{name} holds an item twice")
-    if found[0] != found[1]:
-        raise ValueError(f"items {found[0]} and embeddings {found[1]} differ")
-    return found[0]
+    rows = {} if read_current(files) is None else versions_of(files).to_pydict()
+    return dict(zip(*rows.values(), strict=True)) if rows else {}
 
 
 def judge(folder: Path, allowed: list[Rows], seed: int) -> list[str]:
@@ -225,7 +200,7 @@ def judge(folder: Path, allowed: list[Rows], seed: int) -> list[str]:
         writer.embed({"next": f"{seed:032x}"})
         purged = read_purged(files)
         for item in sorted({item for each in allowed for item in each if purged.hash_of(item) in purged.unfinished}):
-            writer.purge(item)
+            writer.locked(lambda item=item: purge(files, {item}, none))
         after = published_rows(files)
         if after.pop("next", None) is None or not _is_between(after, allowed):
             wrong.append(f"after the next writer it holds {after}")
@@ -247,7 +222,9 @@ def _errors(files: StoreFiles, severities: tuple[str, ...]) -> list[str]:
 
 def cut_power(num_cuts: int, seed: int, root: Path, plant: str | None) -> int:
     image, copy, random, began_s = root / "disk.img", root / "cut.img", Random(seed), time.monotonic()
-    make_image(image)
+    with image.open("wb") as file:
+        file.truncate(IMAGE_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-J", "size=4", "-E", "lazy_itable_init=0", image], check=True)
     own = [sys.executable, __file__, "--write", str(root / "disk" / "store"), "--seed", str(seed)]
     faults, publications = 0, 0
     with mounted(image, root / "disk") as device:

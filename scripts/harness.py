@@ -6,11 +6,9 @@ Imports of this project only how it measures CPU and memory itself, so that both
 import contextlib
 import json
 import os
-import resource
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,8 +24,8 @@ from embedder.executors.monitor import CpuUse, PeakMemory
 
 SCRIPTS = Path(__file__).parent
 EMBEDDER = (sys.executable, "-m", "embedder")
-INTERVAL_S, LOOK_EVERY_S = 0.5, 0.05
-MIB, GIB = 1 << 20, 1 << 30
+INTERVAL_S = 0.5
+MIB = 1 << 20
 
 
 class CommandFailedError(Exception):
@@ -38,7 +36,6 @@ class CommandFailedError(Exception):
 class Watched:
     """One process with all that it started."""
 
-    pid: int  # its process id
     started_s: float  # Unix time of its start
     wall_s: float  # from its start to its end
     cpu_use: CpuUse  # CPU seconds over time
@@ -47,12 +44,11 @@ class Watched:
 
 
 def run_watched(
-    command: Sequence[str | Path], folder: Path, timeout_s: float, *, peak_memory: PeakMemory | None = None,
-    checkout: Path | None = None,
-) -> Watched:  # fmt: skip
+    command: Sequence[str | Path], folder: Path, timeout_s: float, *, checkout: Path | None = None
+) -> Watched:
     """Run a command to its end, and watch the cores and the memory that its processes take."""
     out, err = folder / "stdout.txt", folder / "stderr.txt"
-    cpu_use, peak_memory, ended = CpuUse(), peak_memory or PeakMemory(), threading.Event()
+    cpu_use, peak_memory, ended = CpuUse(), PeakMemory(), threading.Event()
     started_s = time.time()
     with out.open("w") as stdout, err.open("w") as stderr:
         output = {"stdout": stdout, "stderr": stderr}
@@ -81,7 +77,7 @@ def run_watched(
         how = f"took longer than {timeout_s:.0f} s" if code is None else f"ended with exit code {code}"
         raise CommandFailedError(f"{' '.join(map(str, command))[:300]}\n{how}: {err.read_text()[-2000:]}")
     last_line = out.read_text().rstrip().rpartition("\n")[2]
-    return Watched(process.pid, started_s, wall_s, cpu_use, peak_memory.num_bytes, last_line)
+    return Watched(started_s, wall_s, cpu_use, peak_memory.num_bytes, last_line)
 
 
 def json_of(command: Sequence[str | Path], timeout_s: float | None = None, *, checkout: Path | None = None) -> dict:
@@ -91,34 +87,19 @@ def json_of(command: Sequence[str | Path], timeout_s: float | None = None, *, ch
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def take(command: Sequence[str | Path]) -> tuple[dict[str, float], dict]:
-    """Run a command that has to succeed, and ask the kernel what it took; gives the JSON of its last line, too."""
-    before_s, started_s, peak_bytes = _children_cpu_s(), time.perf_counter(), 0
-    with tempfile.TemporaryFile("w+") as printed:
-        process = subprocess.Popen(command, stdout=printed, text=True, env=environment())
-        while process.poll() is None:
-            # `ru_maxrss` is no less than the memory of this process, of which that one is a copy at first.
-            peak_bytes = max(peak_bytes, peak_rss_bytes(process.pid))
-            time.sleep(LOOK_EVERY_S)
-        wall_s = time.perf_counter() - started_s
-        if process.returncode:
-            raise CommandFailedError(f"{' '.join(map(str, command))} ended with exit code {process.returncode}")
-        printed.seek(0)
-        last_line = printed.read().rstrip().rpartition("\n")[2]
-    found = json.loads(last_line) if last_line.startswith("{") else {}
-    return {"wall_s": wall_s, "cpu_s": _children_cpu_s() - before_s, "peak_bytes": peak_bytes}, found
-
-
-def _children_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def environment(checkout: Path | None = None) -> dict[str, str]:
     """This process's variables, with the scripts and a checkout on Python's path, by default their own."""
     path = [str(SCRIPTS), str(checkout or SCRIPTS.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "DO_NOT_TRACK": "1", "DAFT_PROGRESS_BAR": "0"}
     return os.environ | quiet | {"PYTHONPATH": os.pathsep.join(path), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def until(happened: Callable[[], bool], what: str, limit_s: float = 300.0) -> None:
+    stop_s = time.monotonic() + limit_s
+    while not happened():
+        if time.monotonic() > stop_s:
+            raise CommandFailedError(f"{what}: waited {limit_s:g} s in vain")
+        time.sleep(0.02)
 
 
 def descendants(pid: int) -> list[psutil.Process]:

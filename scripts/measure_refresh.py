@@ -11,9 +11,11 @@ one JSON document, with seconds on the clock and of CPU; `start_s` is what `embe
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from PIL import Image
 
 import embedder
 from corpus import DEMO_MODEL, encode, write_config
-from harness import EMBEDDER, take
+from harness import EMBEDDER, environment
 
 LIMIT_S = 10.0
 PER_FOLDER = 1000
@@ -39,7 +41,7 @@ def measure(root: Path, num_items: int, model: Path) -> dict:
     source = root / "images"
     paths = write_images(source, num_items)
     config = write_config(root / "nightly.toml", model, root / "store", source)
-    taken = {"start": take([*EMBEDDER, "--help"])[0]}
+    taken = {"start": take("--help")[0]}
     taken["first"], _ = refresh(config)
     subprocess.run([*EMBEDDER, "index", "build", "--store", root / "store"], check=True)
     before, rows = digests(root / "store"), rows_of(root / "store")
@@ -70,9 +72,19 @@ def measure(root: Path, num_items: int, model: Path) -> dict:
 
 
 def refresh(config: Path) -> tuple[dict[str, float], dict]:
-    took, report = take([*EMBEDDER, "refresh", str(config), "--json"])
+    took, last_line = take("refresh", str(config), "--json")
+    report = json.loads(last_line)
     print(f"{took['wall_s']:7.2f} s  {report['outcome']}; {report['reasons']}", flush=True)
     return took, report
+
+
+def take(*arguments: str) -> tuple[dict[str, float], str]:
+    """Run a command of the product, and ask the kernel what it took; gives the last line that it prints, too."""
+    before, started_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run([*EMBEDDER, *arguments], check=True, stdout=subprocess.PIPE, text=True, env=environment())
+    wall_s, after = time.perf_counter() - started_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return {"wall_s": wall_s, "cpu_s": cpu_s}, done.stdout.rstrip().rpartition("\n")[2]
 
 
 def write_images(folder: Path, num_items: int) -> list[Path]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
@@ -12,10 +13,12 @@ from embedder.batch_schema import DECODED, VECTOR
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.journal.runs import start_run
-from embedder.store.layout import StoreInfo
+from embedder.store.layout import StoreInfo, read_current
 from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import NO_IDS, IndexBuilder, PublishIntent, no_index, publish
+from embedder.store.schema import TABLES
 from embedder.store.store_info import bind_store
+from embedder.store.tables.tables import RecordTable
 
 LISTED = ("item_id", "source", "uri", "size_bytes", "modified", "caption")
 
@@ -34,6 +37,13 @@ def publish_rows(
     publish([ModelWork(run, metadata, PublishIntent(kind="refresh", info=info, **intent), retired)], build_index)
 
 
+def listed_items(names: list[str], folder: str, captions: list[str | None], modified: str = "1") -> pa.Table:
+    """Items of a folder as a source lists them."""
+    own = {"item_id": names, "uri": [f"{folder}{name}" for name in names], "caption": pa.array(captions, pa.string())}
+    same = {"source": "", "modified": modified, "size_bytes": 1}
+    return pa.table(own | {column: [value] * len(names) for column, value in same.items()})
+
+
 def as_embedded(listed: pa.Table, images: pa.Array, content_version: str) -> pa.Table:
     """Listed items as the last stage hands them to the writer."""
     made = {"segment": 0, "modality": "image", "content_version": content_version, "num_vectors": 1, "attempts": 1}
@@ -42,6 +52,15 @@ def as_embedded(listed: pa.Table, images: pa.Array, content_version: str) -> pa.
     rows = {name: listed[name] for name in LISTED}
     rows |= {name: pa.repeat(pa.scalar(made.get(name), kind), listed.num_rows) for name, kind in types.items()}
     return pa.table(rows | {"image_embedding": images, "text_embedding": nulls})
+
+
+def versions_of(files: StoreFiles) -> pa.Table:
+    """Version of each item, in the order of ids; both tables hold the same, and each once."""
+    columns, current = ["item_id", "content_version"], read_current(files)
+    tables = [RecordTable(files, name, getattr(current, name)).read(columns).sort_by("item_id") for name in TABLES]
+    if not tables[0].equals(tables[1]) or pc.count_distinct(tables[0]["item_id"]).as_py() != len(tables[0]):
+        raise ValueError(f"{files.address}: the tables differ, or hold an item twice")
+    return tables[0]
 
 
 def delta_rows(folder: str | Path, version: int | None = None, columns: list[str] | None = None) -> pa.Table:

@@ -19,7 +19,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from embedder.store.lock import write_lock
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice
-from harness import serving
+from harness import serving, until
 
 NUM_ITEMS, NUM_TEXTS, K = 60, 20, 10
 PURGED = 7  # number of the item; no client names it but the one that looks for it
@@ -93,18 +94,20 @@ def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[s
         asked = itertools.count()
         running = [threads.submit(Client(server.url, requests).run, asked) for _ in range(num_clients)]
         try:
-            kept = thumbnails_of_purged(server.url)
+            # Thumbnails of the item that will be purged, so that the service has them in its cache.
+            kept = [read(server.url, path)[1] for path in PURGED_IMAGES]
             publications = nights.five_publications()
             for number, one in enumerate(publications, 1):
-                until(lambda share=number: requests.number >= num_requests * share / (len(publications) + 1))
+                due = num_requests * number / (len(publications) + 1)
+                until(lambda due=due: requests.number >= due, "requests")
                 one()
                 version, answers = answers_now(nights)
                 expected[version] = answers
                 with write_lock(nights.files):
                     vacuum(nights.files, keep_days=0, keep_versions=2)
-                until(lambda version=version: get(server.url, "/status")["version"] == version)
+                until(lambda version=version: get(server.url, "/status")["version"] == version, f"version {version}")
                 requests.is_purged = requests.is_purged or one == nights.purge
-            until(lambda: requests.number >= num_requests)
+            until(lambda: requests.number >= num_requests, "requests")
             requests.traces += traces_in(folder / "cache", kept) + traces_served(server.url)
         finally:
             requests.is_over = True
@@ -120,23 +123,19 @@ class Nights:
         self.store, self.files = folder / "store", StoreFiles(folder / "store")
         self._items = write_pairs(folder / "items", NUM_ITEMS, shipped_pairs()[:NUM_ITEMS])
         self._captions = {path: path.read_text(encoding="utf-8") for path in sorted(self._items.glob("*.txt"))}
-        self._model = DEMO_MODEL
         self._other_model = make_model(folder / "other_model", VISION, TEXT)
 
     def five_publications(self) -> list[Callable[[], object]]:
         """What is published while the clients ask, one after another."""
 
-        def another_model() -> None:
-            self._model = self._other_model
-            self.publish(2)
-
-        def another_index() -> None:
+        def index() -> None:
             embedder.build_index(self._config(), kind="hnsw", force=True)
 
-        return [lambda: self.publish(1), another_index, another_model, self.purge, lambda: self.publish(3)]
+        return [partial(self.publish, 1), index, partial(self.publish, 2), self.purge, partial(self.publish, 3)]
 
     def publish(self, night: int) -> None:
-        """Write the captions of a night, and refresh the store."""
+        """Write the captions of a night, and refresh the store; the second night brings another model."""
+        self._model = self._other_model if night >= 2 else DEMO_MODEL
         for path, caption in self._captions.items():
             path.write_text(f"{caption} (night {night})", encoding="utf-8")
         embedder.refresh(self._config(), forced=("retrieval", "vectors"))
@@ -186,8 +185,7 @@ class Client:
         self._connection.close()
 
     def _text(self, number: int) -> Answer:
-        found = self._search([{"text": text(number)}])
-        return Answer(found.version, found.captions, number % NUM_TEXTS, found.hits)
+        return replace(self._search([{"text": text(number)}]), text=number % NUM_TEXTS)
 
     def _search(self, queries: list[dict[str, Any]], **options: Any) -> Answer:
         found = self._json("POST", "/search", {"queries": queries, "k": K, **options})
@@ -235,6 +233,7 @@ def text(number: int) -> str:
 
 
 TEXTS = read_shipped()[1][:NUM_TEXTS]
+PURGED_IMAGES = [f"/items/{item_id(PURGED)}/image?size={size}" for size in SIZES_PX]
 
 
 def answers_now(nights: Nights) -> tuple[str, list[tuple[Hit, ...]]]:
@@ -264,11 +263,6 @@ def read(url: str, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def thumbnails_of_purged(url: str) -> list[bytes]:
-    """Thumbnails of the item that will be purged, so that the service has them in its cache."""
-    return [read(url, f"/items/{item_id(PURGED)}/image?size={size}")[1] for size in SIZES_PX]
-
-
 def traces_in(cache: Path, kept: list[bytes]) -> list[str]:
     """Files of the cache that hold what was purged."""
     files = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
@@ -278,7 +272,7 @@ def traces_in(cache: Path, kept: list[bytes]) -> list[str]:
 
 
 def traces_served(url: str) -> list[str]:
-    paths = [f"/items/{item_id(PURGED)}", *(f"/items/{item_id(PURGED)}/image?size={size}" for size in SIZES_PX)]
+    paths = [f"/items/{item_id(PURGED)}", *PURGED_IMAGES]
     return [f"{path}: {status}" for path in paths if (status := read(url, path)[0]) != 404]
 
 
@@ -305,22 +299,12 @@ def is_of_its_version(answer: Answer, expected: dict[str, list[tuple[Hit, ...]]]
         return False
     if answer.text is None:
         return True
-    is_same = [is_hit(*pair) for pair in zip(answer.hits, wanted[answer.text], strict=False)]
+    # Two hits that score alike may have changed places.
+    is_same = [
+        abs(found[2] - hit[2]) < (1e-4 if found[0] == hit[0] else 1e-6)
+        for found, hit in zip(answer.hits, wanted[answer.text], strict=False)
+    ]
     return all(is_same) and len(answer.hits) == len(wanted[answer.text])
-
-
-def is_hit(found: Hit, wanted: Hit) -> bool:
-    """Whether a hit is the one that is wanted in its place; two that score alike may have changed places."""
-    difference = abs(found[2] - wanted[2])
-    return difference < (1e-4 if found[0] == wanted[0] else 1e-6)
-
-
-def until(happened: Callable[[], bool], limit_s: float = 300.0) -> None:
-    stop_s = time.monotonic() + limit_s
-    while not happened():
-        if time.monotonic() > stop_s:
-            sys.exit(f"serve_publications: waited {limit_s:g} s in vain")
-        time.sleep(0.02)
 
 
 if __name__ == "__main__":

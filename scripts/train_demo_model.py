@@ -175,24 +175,19 @@ def config_of(image_size: int) -> ModelConfig:
 
 
 def _begin(part: Part, settings: TrainSettings, before: Trainer | None, work: Path) -> Trainer:
-    """A trainer of the part: afresh, or where the part before ended."""
+    """A trainer of the part: afresh, or where the part before ended, with its positions resampled to the size."""
+    from timm.layers import resample_abs_pos_embed
+
     config = config_of(part.image_size)
     if before is None:
         return Trainer(config, settings)
-    weights = fitted_positions(before.weights(), config)
+    side = config.vision.image_size // config.vision.patch_size
+    weights = before.weights()
+    weights[POSITIONS] = resample_abs_pos_embed(weights[POSITIONS], [side, side], num_prefix_tokens=0)
     trainer = Trainer(export_model(work / f"start-{part.image_size}", config, weights, None, replace=True), settings)
     if before.settings.num_concepts == settings.num_concepts:
         trainer.objective.set_prototypes(before.objective.prototypes.detach())
     return trainer
-
-
-def fitted_positions(weights: Mapping[str, torch.Tensor], config: ModelConfig) -> dict[str, torch.Tensor]:
-    """The weights with position embeddings resampled to the model's image size."""
-    from timm.layers import resample_abs_pos_embed
-
-    side = config.vision.image_size // config.vision.patch_size
-    positions = resample_abs_pos_embed(weights[POSITIONS], [side, side], num_prefix_tokens=0)
-    return {**weights, POSITIONS: positions}
 
 
 def _batch(drawings: Drawings, step: int, seed: int) -> TrainBatch:
@@ -326,9 +321,6 @@ class TextWriter:
         return joint.join(chosen), set.intersection(*(self.said[phrase] for phrase in chosen))
 
 
-STUDENT_CHECKPOINT = "student"
-
-
 def train_student(
     teacher: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float
 ) -> Trainer:
@@ -343,7 +335,7 @@ def train_student(
     learnt, held_out = learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
     taught = TeacherVectors(teacher, learnt, concepts)
     judge = partial(_ranks, trainer, taught.captions.numpy(), held_out)
-    train(trainer, work / f"{STUDENT_CHECKPOINT}.pt", IMAGE_STEPS, partial(taught.batch, seed=seed), judge)
+    train(trainer, work / "student.pt", IMAGE_STEPS, partial(taught.batch, seed=seed), judge)
     return trainer
 
 
@@ -380,9 +372,6 @@ def _ranks(trainer: Trainer, captions: np.ndarray, drawings: Drawings) -> str:
     return f"held-out drawings find their caption: {found}, mean of log(1 + rank) {np.log1p(ranks).mean():.3f}"
 
 
-KS = (1, 5, 10)
-
-
 def figures_on(style: str, folder: Path, data: Path, concepts: list[Concept], work: Path) -> dict[str, Any]:
     """R@k by caption, by unseen tags, and image to image.
 
@@ -417,7 +406,7 @@ def figures_on(style: str, folder: Path, data: Path, concepts: list[Concept], wo
 
 
 def recalls(ranks: Any) -> dict[str, float]:
-    return {f"R@{k}": round(float((ranks < k).mean()), 4) for k in KS} | {"queries": len(ranks)}
+    return {f"R@{k}": round(float((ranks < k).mean()), 4) for k in (1, 5, 10)} | {"queries": len(ranks)}
 
 
 def plain_pixels(drawings: Drawings) -> Any:

@@ -116,7 +116,17 @@ def exception_of(line: str) -> str | None:
 
 
 RUN = [(page, line) for page, line in EXAMPLES if exception_of(line) is None]
-SCRIPTS = sorted({line for _, line in EXAMPLES if line.startswith("python scripts/")})
+TOLD = re.compile(r"`(?:python )?(?:scripts/)?([\w/]+\.py) ([^`]+)`(?! of (?:\[?commit )?[0-9a-f]{7})")
+TOLD_SCRIPTS = [
+    (page, *found)
+    for page in READER_PAGES
+    for found in TOLD.findall(" ".join(re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL).split()))
+]
+"""Commands of scripts in sentences, with their page; those that name a commit were measured once."""
+SCRIPTS = sorted(
+    {line for _, line in EXAMPLES if line.startswith("python scripts/")}
+    | {f"python scripts/{name} {given}" for _, name, given in TOLD_SCRIPTS if (ROOT / "scripts" / name).exists()}
+)
 
 
 @pytest.mark.parametrize(("page", "path"), PATHS)
@@ -320,6 +330,13 @@ def test_each_script_takes_the_options_that_it_is_given(line):
     own = [word for word in given if word.startswith("--")]
     libraries = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "scripts").glob("*/*.py"))
     assert [option for option in own if f'"{option}"' not in text + libraries] == []
+
+
+def test_each_script_of_a_sentence_is_here_or_was_measured_once():
+    here = [(page, name) for page, name, _ in TOLD_SCRIPTS if (ROOT / "scripts" / name).exists()]
+    assert len(here) >= 10
+    told = {(page, name) for page, name, _ in TOLD_SCRIPTS} - set(here)
+    assert [each for each in sorted(told) if "#measured-once" not in PAGES[each[0]]] == []
 
 
 def test_the_twelve_keys_that_people_set_are_a_configuration(tmp_path, monkeypatch):

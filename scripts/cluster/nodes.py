@@ -105,9 +105,12 @@ class NodeCluster:
         """End everything on a node at once; its address goes on answering, as that of a machine whose Ray died."""
         self._signal(number, signal.SIGKILL)
 
-    def pause(self, number: int) -> None:
-        """Stop everything on a node, as of a machine that hangs."""
+    def pause(self, number: int, seconds: float | None = None) -> None:
+        """Stop everything on a node, as of a machine that hangs, and let it go on where there is a time for that."""
         self._signal(number, signal.SIGSTOP)
+        if seconds is not None:
+            time.sleep(seconds)
+            self.resume(number)
 
     def resume(self, number: int) -> None:
         self._signal(number, signal.SIGCONT)
@@ -117,8 +120,12 @@ class NodeCluster:
             with suppress(ProcessLookupError):
                 os.kill(pid, kind)
 
-    def cut(self, number: int) -> None:
+    def cut(self, number: int, seconds: float | None = None) -> None:
+        """Take a node's link down, and up again where there is a time for that."""
         _ip(f"-n {self.netns(number)} link set e0 down")
+        if seconds is not None:
+            time.sleep(seconds)
+            self.heal(number)
 
     def heal(self, number: int) -> None:
         _ip(f"-n {self.netns(number)} link set e0 up")
@@ -344,13 +351,6 @@ def _do(cluster: NodeCluster, command: str, options: dict) -> None:
             print(cluster.start(**options))
         case "run":
             sys.exit(subprocess.call(cluster.command(options["number"], options["words"])))
-        case "cut" | "pause":
-            begin, end = (cluster.cut, cluster.heal) if command == "cut" else (cluster.pause, cluster.resume)
-            seconds = options.pop("seconds")
-            begin(**options)
-            if seconds is not None:
-                time.sleep(seconds)
-                end(**options)
         case "who":
             for number in cluster.numbers():
                 for title in sorted(cluster.titles(number)):

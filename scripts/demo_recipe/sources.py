@@ -15,7 +15,7 @@ import time
 import tomllib
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,12 @@ class Drawings:
         return Drawings(self.pixels[places], self.concepts[places], self.keys[places])
 
 
+FIELDS = tuple(field.name for field in fields(Drawings))
+
+
 def log(text: str) -> None:
     """Print a line with the time at once, for those who watch a run of hours."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
-
-
-def joined(one: Drawings, other: Drawings) -> Drawings:
-    fields = ("pixels", "concepts", "keys")
-    return Drawings(*(torch.cat([getattr(one, field), getattr(other, field)]) for field in fields))
 
 
 def read_concepts(data: Path) -> list[Concept]:
@@ -77,10 +75,19 @@ def read_drawings(data: Path, styles: tuple[str, ...], concepts: list[Concept], 
     """Decode images of concepts that training knows in the pipeline's own sandbox; once, then from `work`."""
     cache = work / f"{'+'.join(styles)}-{side_px}.npz"
     if not cache.exists():
-        tables = [table_of(style, data, work) for style in styles]
-        _decode(tables, concepts, side_px, cache)
+        resize = ResizeSpec(side_px, mode="squash", interpolation="bicubic", reduced_decode=True)
+        places = {concept["hexcode"]: place for place, concept in enumerate(concepts)}
+        tables = [pq.read_table(table_of(each, data, work), columns=["item_id", "hexcode", "image"]) for each in styles]
+        rows = [row for table in tables for row in table.to_pylist() if row["hexcode"] in places]
+        with SandboxedDecoder() as sandbox:
+            pixels = np.stack([sandbox.image(row["image"], resize) for row in rows])
+        found = {
+            "concepts": [places[row["hexcode"]] for row in rows],
+            "keys": [item_key(row["item_id"]) for row in rows],
+        }
+        np.savez(cache, pixels=pixels, **found)
     arrays = np.load(cache)
-    return Drawings(*(torch.from_numpy(arrays[name]) for name in ("pixels", "concepts", "keys")))
+    return Drawings(*(torch.from_numpy(arrays[field]) for field in FIELDS))
 
 
 def table_of(style: str, data: Path, work: Path) -> Path:
@@ -89,27 +96,14 @@ def table_of(style: str, data: Path, work: Path) -> Path:
     return given if given.exists() else work / f"{style}.parquet"
 
 
-def _decode(tables: list[Path], concepts: list[Concept], image_size: int, cache: Path) -> None:
-    resize = ResizeSpec(image_size, mode="squash", interpolation="bicubic", reduced_decode=True)
-    places = {concept["hexcode"]: place for place, concept in enumerate(concepts)}
-    pixels, found, keys = [], [], []
-    with SandboxedDecoder() as sandbox:
-        for table in tables:
-            for row in pq.read_table(table, columns=["item_id", "hexcode", "image"]).to_pylist():
-                if row["hexcode"] in places:
-                    pixels.append(sandbox.image(row["image"], resize))
-                    found.append(places[row["hexcode"]])
-                    keys.append(item_key(row["item_id"]))
-    np.savez(cache, pixels=np.stack(pixels), concepts=np.array(found), keys=np.array(keys))
-
-
 def learnt_and_held_out(
     data: Path, concepts: list[Concept], image_size: int, work: Path, more_styles: tuple[str, ...] = ()
 ) -> tuple[Drawings, Drawings]:
     """Read the drawings of the four styles but those held out (the second value), with those of more styles."""
     learnt, held_out = hold_out(read_drawings(data, STYLES, concepts, image_size, work))
     if more_styles:
-        learnt = joined(learnt, read_drawings(data, more_styles, concepts, image_size, work))
+        more = read_drawings(data, more_styles, concepts, image_size, work)
+        learnt = Drawings(*(torch.cat([getattr(each, field) for each in (learnt, more)]) for field in FIELDS))
     return learnt, held_out
 
 
@@ -136,6 +130,10 @@ class Package:
     sha256: str  # of its tarball
     licence: str  # of what is taken from it
     authors: str  # whom the licence asks to name
+    # drawings: a pattern of the files, whose group `codes` has the concept's codes; none: a set of Iconify,
+    # drawings by name in `icons.json`
+    drawings: str | None = None
+    only_of: str | None = None  # another style, whose concepts alone are taken
 
     @property
     def file(self) -> str:
@@ -174,19 +172,9 @@ Drawn = Iterator[tuple[str | None, bytes]]
 """Drawings as SVG or WebP, each with its concept's code; None for what training doesn't know."""
 
 
-@dataclass(frozen=True)
-class DrawnPackage(Package):
-    """A package with drawings."""
-
-    # drawings: a pattern of the files, whose group `codes` has the concept's codes; none: a set of Iconify,
-    # drawings by name in `icons.json`
-    drawings: str | None = None
-    only_of: str | None = None  # another style, whose concepts alone are taken
-
-
 _PINNED = tomllib.loads(Path(__file__).with_name("packages.toml").read_text(encoding="utf-8"))
 VECTORS = Package(**_PINNED.pop("vectors"))
-PACKAGES = {style: DrawnPackage(**pinned) for style, pinned in _PINNED.items()}
+PACKAGES = {style: Package(**pinned) for style, pinned in _PINNED.items()}
 """Style -> the package that draws it."""
 
 MORE_STYLES = tuple(PACKAGES)
@@ -208,7 +196,7 @@ def make_tables(concepts: list[Concept], data: Path, work: Path) -> None:
         log(f"{style}: {len(rows):,} drawings of {package.name}")
 
 
-def rows_of(style: str, package: DrawnPackage, tarball: Path, concepts: list[Concept]) -> list[dict[str, object]]:
+def rows_of(style: str, package: Package, tarball: Path, concepts: list[Concept]) -> list[dict[str, object]]:
     """Draw what concepts of training are in the package: one row of a table each, ordered by code."""
     found: dict[str, bytes] = {}
     with tarfile.open(tarball) as tar:
@@ -221,7 +209,7 @@ def rows_of(style: str, package: DrawnPackage, tarball: Path, concepts: list[Con
     ]
 
 
-def _by_code(tar: tarfile.TarFile, package: DrawnPackage, concepts: list[Concept]) -> Drawn:
+def _by_code(tar: tarfile.TarFile, package: Package, concepts: list[Concept]) -> Drawn:
     known = {plain_codes(concept["hexcode"]): concept["hexcode"] for concept in concepts}
     for member in tar:
         named = re.fullmatch(package.drawings or "", member.name)
@@ -284,21 +272,16 @@ def plain_name(name: str) -> str:
 def names_of(concepts: list[Concept]) -> dict[str, str]:
     """Plain names -> codes of the concept: its caption, else what sets call it that are older than the caption."""
     names: dict[str, str] = {}
-    for naming in (_captions, _unicode_names, _old_names):
+    for naming in (lambda concept: [concept["caption"]], _unicode_names, _old_names):
         for concept in concepts:
             for name in naming(concept):
                 names.setdefault(plain_name(name), concept["hexcode"])
     return names
 
 
-def _captions(concept: Concept) -> Iterator[str]:
-    yield concept["caption"]
-
-
-def _unicode_names(concept: Concept) -> Iterator[str]:
+def _unicode_names(concept: Concept) -> list[str]:
     codes = plain_codes(concept["hexcode"]).split("-")
-    if len(codes) == 1:
-        yield unicodedata.name(chr(int(codes[0], 16)), concept["caption"])
+    return [unicodedata.name(chr(int(codes[0], 16)), concept["caption"])] if len(codes) == 1 else []
 
 
 def _old_names(concept: Concept) -> Iterator[str]:

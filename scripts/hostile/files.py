@@ -220,7 +220,7 @@ def extra_contents(good: dict[str, bytes]) -> Iterator[tuple[str, Callable[[], b
     yield "65,535 tiles a side.heic", patch(good["tiles.heic"], b"idat", 4, grid)
     yield "4 billion items.heic", heic.replace(b"iloc\0", b"iloc\xff", 1)
     yield "a million boxes.heic", heic[:28] + box(b"free", b"") * 1_000_000
-    yield "boxes in boxes.heic", heic[:28] + nested(b"meta", 5_000, b"\0\0\0\0")
+    yield "boxes in boxes.heic", heic[:28] + nest_boxes(b"meta", 5_000, b"\0\0\0\0")
     yield "nothing but its brand.heic", box(b"ftyp", b"heic\0\0\0\0mif1heic")
     yield "a clip that says it is an image.heic", good["clip.mp4"].replace(b"ftypisom", b"ftypheic", 1)
     yield "a billion pixels a side.jxl", jxl_size(HUGE_JXL, HUGE_JXL)
@@ -254,7 +254,7 @@ def box(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I4s", 8 + len(content), kind) + content
 
 
-def nested(kind: bytes, depth: int, head: bytes = b"") -> bytes:
+def nest_boxes(kind: bytes, depth: int, head: bytes = b"") -> bytes:
     """Boxes in boxes, each with nothing but its head before the next one."""
     size = 8 + len(head)
     return b"".join(struct.pack(">I4s", size * (depth - level), kind) + head for level in range(depth))
@@ -335,7 +335,7 @@ def contents(good: Good) -> Iterator[tuple[str, Callable[[], bytes] | bytes]]:
     yield "declared endless.mp4", mp4.replace(b"mdat", b"free", 1) + struct.pack(">I4sQ", 1, b"mdat", 2**62)
     yield "box of no size.mp4", struct.pack(">I4s", 0, b"moov") + mp4
     yield "a million boxes.mp4", mp4[:32] + struct.pack(">I4s", 8, b"free") * 1_000_000
-    yield "boxes in boxes.mp4", mp4[:32] + nested(b"moov", 20_000)
+    yield "boxes in boxes.mp4", mp4[:32] + nest_boxes(b"moov", 20_000)
     yield "60,000 pixels wide.mp4", patch(mp4, b"mp4v", 28, struct.pack(">HH", 60_000, 60_000))
     yield "huge element.mkv", good["clip.mkv"][:60] + b"\x15\x49\xa9\x66\x01" + b"\xff" * 7 + good["clip.mkv"][60:]
     yield "riff of 4 GiB.avi", patch(good["clip.avi"], b"RIFF", 4, b"\xff" * 4)

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image, ImageOps
 from tokenizers import Tokenizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from shards.activations import Batch, TowerState
 from shards.model_config import TOKENIZER_FILE, load_model_config
@@ -169,27 +169,14 @@ def embed_all(task: Task, name: str, batches: Iterable[tuple[list[str], Batch]])
         write_vectors(task.out, name, ids, np.concatenate(images), np.concatenate(texts))
 
 
-class Pairs(Dataset):
-    """Decodes a pair when it is asked for."""
-
-    def __init__(self, model: str, images: list[Path]) -> None:
-        self.decode, self.images = PlainDecoder(model), images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[str, Pair]:
-        return self.images[index].name, self.decode(self.images[index])
-
-
-def collate(rows: list[tuple[str, Pair]]) -> tuple[list[str], Batch]:
-    return [name for name, _ in rows], as_batch([pair for _, pair in rows])
+def decode_batch(images: list[Path], *, model: str) -> tuple[list[str], Batch]:
+    return [image.name for image in images], as_batch([decoder_of(model)(image) for image in images])
 
 
 def run_loop(task: Task, images: list[Path]) -> None:
     loader = DataLoader(
-        Pairs(task.model, images), batch_size=task.batch_size, num_workers=task.num_workers,
-        prefetch_factor=task.prefetch if task.num_workers else None, collate_fn=collate,
+        images, batch_size=task.batch_size, num_workers=task.num_workers,
+        prefetch_factor=task.prefetch if task.num_workers else None, collate_fn=partial(decode_batch, model=task.model),
     )  # fmt: skip
     embed_all(task, "all", loader)
 

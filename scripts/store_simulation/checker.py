@@ -97,8 +97,9 @@ class Checker:
         run_id = self.current["run_id"]
         if before is not None and run_id < before["run_id"]:
             self.fail(f"CURRENT went back from {before['run_id']} to {run_id}")
-        if before is not None:
-            self._check_marks()
+        for name in self.current.get("deleting", ()) if before is not None else ():
+            for path in set(_parse_json(self.content(f"deletions/{name}.json") or b"[]")) & self.needed:
+                self.fail(f"marked what is published to be deleted: {path}")
         is_new = before is None or before["run_id"] != run_id
         if self.has_rows:
             self._check_move(previous, version, run_id, is_new=is_new)
@@ -107,13 +108,6 @@ class Checker:
         self.states[run_id] = version
         if writer is not None:
             writer.notes["published"] = version
-
-    def _check_marks(self) -> None:
-        for name in (self.current or {}).get("deleting", ()):
-            listed = self.content(f"deletions/{name}.json")
-            if listed is not None:
-                for path in set(_parse_json(listed)) & self.needed:
-                    self.fail(f"marked what is published to be deleted: {path}")
 
     def _check_rows(self, cause: str) -> Version | None:
         current, needed, rows = self.current or {}, {"CURRENT.json"}, {}
@@ -133,7 +127,10 @@ class Checker:
                 if self.has_rows and not model:
                     rows[name] = self._rows(name, files)
             if own.get("index") is not None:
-                needed.update(self._index_files(folder, own["index"]))
+                path = f"{folder}index/{own['index']:06d}"
+                if self.content(f"{path}/manifest.json") is None:
+                    self.fail(f"CURRENT names an index that is not there: {path}")
+                needed.update((f"{path}/manifest.json", f"{path}/vectors.faiss"))
         self.needed = frozenset(needed)
         if not self.has_rows:
             return Version({}, {})
@@ -157,12 +154,6 @@ class Checker:
         entries = [path for path in paths if path.startswith(f"{table}/_delta_log/") and path.endswith(".json")]
         held = self._paths(table, len(entries) - 1, set()) or {}
         return {*held, *(path.removeprefix(f"{table}/") for path in _vector_files(table, held))}
-
-    def _index_files(self, folder: str, number: int) -> set[str]:
-        path = f"{folder}index/{number:06d}"
-        if self.content(f"{path}/manifest.json") is None:
-            self.fail(f"CURRENT names an index that is not there: {path}")
-        return {f"{path}/{name}" for name in ("manifest.json", "vectors.faiss")}
 
     def _rows(self, name: str, files: Mapping[str, DeletionVector | None]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -290,14 +281,6 @@ class Change:
         return any(value in digests for value in known) or any(len(value) not in (32, 64) for value in known)
 
 
-def is_withdrawn(content: bytes | None) -> bool:
-    return bool(json.loads(content or b"{}").get("is_withdrawn"))
-
-
-def folder_of(path: str) -> str:
-    return "/".join([*path.split("/")[:2], ""]) if path.startswith("models/") else ""
-
-
 def files_of(content: bytes | None) -> tuple[list[str], list[str]]:
     """Part files that an entry of a log adds and removes."""
     actions = [json.loads(line) for line in (content or b"").decode().splitlines() if line.strip()]
@@ -320,7 +303,6 @@ def needed_first(content: bytes | None) -> list[str]:
 
 _PART = re.compile(MODEL + r"(items|embeddings)/part-(?P<run>[^/]+)\.parquet")
 _ENTRY = re.compile(MODEL + r"(items|embeddings)/_delta_log/\d{20}\.json")
-_CHECKPOINT = re.compile(MODEL + r"(items|embeddings)/_delta_log/\d{20}\.checkpoint\.parquet")
 _JOURNAL = re.compile(MODEL + r"runs/(?P<run>[^/]+)/journal/(?P<name>[^/]+)\.json")
 _SEGMENT = re.compile(MODEL + r"runs/(?P<run>[^/]+)/journal/sealed-\d+\.jsonl")
 _MOVES = re.compile(MODEL + r"runs/[^/]+/journal/(?P<name>[^/]+)\.parquet")
@@ -378,7 +360,9 @@ class TraceChecker:
     def content(self, path: str) -> bytes | None:
         """Content of a file, or a placeholder; None where it is not there."""
         if (found := self.files.get(path)) is not None:
-            return found.content if found.content is not None else self._left_out(path, found)
+            if found.content is None and path.endswith(".json"):  # an entry of a log, too
+                return (self.earlier(path) if self.earlier is not None else None) or b"{}"
+            return found.content if found.content is not None else (_THERE if found.size else b"")
         if path in self.gone:
             return None
         if maybe := self.open.get(path):
@@ -390,11 +374,6 @@ class TraceChecker:
             return None
         return _THERE if self.earlier is None or path in self.will_go else self.earlier(path)
 
-    def _left_out(self, path: str, found: Change) -> bytes | None:
-        if _ENTRY.fullmatch(path) or path.endswith(".json"):
-            return (self.earlier(path) if self.earlier is not None else None) or b"{}"
-        return _THERE if found.size else b""
-
     def begin(self, change: Change) -> None:
         """Note a change that is under way, and what it needs before it."""
         for path in change.paths:
@@ -405,9 +384,8 @@ class TraceChecker:
         self.writers.setdefault(change.path, set()).add(change.writer)
         if change.path == "CURRENT.json":
             change.lacking = [path for path in needed_first(change.content) if self.content(path) is None]
-        elif _JOURNAL.fullmatch(change.path) and change.content:
-            folder = folder_of(change.path)
-            parts = [f"{folder}{part}" for part in json.loads(change.content)["parts"]]
+        elif (entry := _JOURNAL.fullmatch(change.path)) is not None and change.content:
+            parts = [f"{entry['folder'] or ''}{part}" for part in json.loads(change.content)["parts"]]
             change.lacking = [part for part in parts if self.is_whole and part not in self.ever]
             self.journalled.update(parts)
         elif _LIST.fullmatch(change.path) and change.content is not None:
@@ -466,7 +444,9 @@ class TraceChecker:
                 before = self.files.get(path)
             if before is not None and not (change.tag is not None and before.is_of(change.tag)):
                 self.fail(change, f"{path} was written as new, and was there")
-            self._never_made(change)
+            # Whoever began before it and has no answer was never there.
+            others = self.open.get(path, [])
+            self.open[path] = [each for each in others if each.begin_ns > change.begin_ns or each.end_ns is not None]
             return before
         if before is not None and not before.is_of(change.condition):
             for each in [*self.open.get(path, ()), *self.refused.get(path, ())]:
@@ -481,10 +461,6 @@ class TraceChecker:
                 return self.files.get(path)
             self.fail(change, f"{path} replaced a version that was not there")
         return before
-
-    def _never_made(self, change: Change) -> None:
-        others = self.open.get(change.path, [])
-        self.open[change.path] = [each for each in others if each.begin_ns > change.begin_ns or each.end_ns is not None]
 
     def _check_kind(self, change: Change, before: Change | None) -> None:
         path, is_new = change.path, before is None
@@ -559,10 +535,9 @@ class TraceChecker:
     def _advance(self) -> None:
         """Make a move of CURRENT.json that is under way: who saw it may go on before it has its answer."""
         current = self.files.get("CURRENT.json")
-        for each in list(self.open.get("CURRENT.json", ())):
-            if each.what == "put" and not each.is_made and current is not None and current.is_of(each.condition):
-                self._make(each)
-                return
+        moves = [each for each in self.open.get("CURRENT.json", ()) if each.what == "put" and not each.is_made]
+        if move := next((each for each in moves if current is not None and current.is_of(each.condition)), None):
+            self._make(move)
 
     def _may_go(self, path: str, change: Change) -> bool:
         """Whether a file may be deleted: the kinds are in `docs/store-protocol.md`."""
@@ -602,9 +577,9 @@ class TraceChecker:
         folder, entry = f"{found['folder'] or ''}runs/{found['run']}", _JOURNAL.fullmatch(path)
         is_sealed = entry is not None and entry["name"] in self._sealed_in(f"{folder}/journal")
         is_own = found["rest"].startswith(("input/", "preflight")) or found["rest"] == "retrieval_pairs.parquet"
-        maybe = (each for each in self.open.get(f"{folder}/run.json", ()) if each.what == "put")
-        may_leave = folder in self.withdrawn or any(is_withdrawn(each.content) for each in maybe)
-        return is_sealed or is_own or may_leave
+        maybe = (each.content or b"{}" for each in self.open.get(f"{folder}/run.json", ()) if each.what == "put")
+        is_withdrawn = folder in self.withdrawn or any(json.loads(each).get("is_withdrawn") for each in maybe)
+        return is_sealed or is_own or is_withdrawn
 
     def _sealed_in(self, journal: str) -> set[str]:
         """Entries that segments of a journal hold, made or under way."""

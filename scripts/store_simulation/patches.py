@@ -192,16 +192,8 @@ def _each(files: StoreFiles, read: Callable[[Any], Any], of: Sequence[Any], num_
     return [read(each) for each in of]
 
 
-def _read_retired(files: StoreFiles, path: str) -> list[str]:
-    return ast.literal_eval(files.read(path).decode())["item_id"]
-
-
-def _light_part(table: str, add: dict[str, Any]) -> PartFile:
-    return _cached_part(table, add["path"], add["size"], add["stats"], tables.vector_of(add))
-
-
 @lru_cache(maxsize=20_000)
-def _cached_part(table: str, path: str, size: int, stats: str, vector: DeletionVector | None) -> PartFile:
+def _part(table: str, path: str, size: int, stats: str, vector: DeletionVector | None) -> PartFile:
     num_rows = json.loads(stats)["numRecords"] - (0 if vector is None else vector.cardinality)
     own = {"num_rows": num_rows, "size_bytes": size, "stats": stats, "deletion_vector": vector}
     return PartFile(table=table, path=path, session="", **own)
@@ -231,7 +223,8 @@ def install(*, marks: bool = False) -> None:
     RecordTable.read = _read  # type: ignore[assignment, method-assign]
     for module in (interim, publish):
         module.choose_batch = _choose_batch  # type: ignore[attr-defined]
-    publish.whole_without, publish._read_retired = _whole_without, _read_retired  # type: ignore[assignment]
+    publish.whole_without = _whole_without  # type: ignore[assignment]
+    publish._read_retired = lambda files, path: ast.literal_eval(files.read(path).decode())["item_id"]
     publish.read_moves = lambda *_: ()  # type: ignore[assignment, return-value]
     publication._own_parts, publication._replace_older = _own_parts, _replace_older  # type: ignore[assignment]
     plan._held_rows, purge._rest = _held_rows, _rest  # type: ignore[assignment]
@@ -239,7 +232,7 @@ def install(*, marks: bool = False) -> None:
     plan.caption_vectors = lambda *_: frozenset()
     for module in (audit, plan, purge):
         module.names_in = _names_in  # type: ignore[attr-defined]
-    tables._part = _light_part
+    tables._part = lambda name, add: _part(name, add["path"], add["size"], add["stats"], tables.vector_of(add))
     current.count_states = lambda items, part: plan.Counter({"embedded": part.num_rows})
     delta_log.table_entry = tables.table_entry = _cached(delta_log.table_entry)
     parse_entry = _cached(delta_log.parse_entry)

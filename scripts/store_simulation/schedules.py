@@ -155,11 +155,6 @@ def read(files: StoreFiles, process: Process) -> None:
             seen[name] = found
 
 
-def roll_back_first(files: StoreFiles) -> None:
-    """Go back to the first publication that can be read."""
-    rollback(files, publications(files)[0].run_id, keep_index(files))
-
-
 def purge_items(files: StoreFiles, process: Process, items: Sequence[str]) -> None:
     process.notes["purging"] = set(items)
     process.notes["on_begin"](set(items))
@@ -178,7 +173,9 @@ OPERATIONS: dict[str, Operation] = {
     "embed two models": partial(embed, items=("a", "x"), model="second"),
     "refresh without x": partial(embed, items=("a",), retired=("x",)),
     "rollback": lambda files, _: locked(files, lambda each: rollback(each, None, keep_index(each))),
-    "rollback to the first": lambda files, _: locked(files, roll_back_first),
+    "rollback to the first": lambda files, _: locked(
+        files, lambda each: rollback(each, publications(each)[0].run_id, keep_index(each))
+    ),
     "release": lambda files, _: locked(files, release),
     "vacuum": lambda files, _: locked(files, lambda each: vacuum(each, keep_days=0, keep_versions=1)),
     "compact": lambda files, _: locked(files, lambda each: compact(each, choose_index=keep_index(each))),

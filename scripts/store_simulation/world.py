@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -222,13 +224,13 @@ class SimulatedBucket:
 
     def __init__(self, world: World, checker: Checker, objects: dict[str, tuple[bytes, int]]) -> None:
         self._world, self._checker, self.objects = world, checker, objects
-        self._paths = sorted(objects)
-        self._num_versions = max((version for _, version in objects.values()), default=0)
+        self._paths, self._start = sorted(objects), ""
+        self._versions = count(1 + max((version for _, version in objects.values()), default=0))
         checker.content = lambda path: self.objects.get(path, (None, 0))[0]
 
     def read(self, path: str) -> tuple[bytes, Tag]:
         self._answer()
-        if path not in self.objects:
+        if (path := self._start + path) not in self.objects:
             raise FileNotFoundError(path)
         content, version = self.objects[path]
         return content, {"e_tag": version}
@@ -236,18 +238,18 @@ class SimulatedBucket:
     def read_log(self, paths: Sequence[str]) -> list[bytes]:
         """Read entries of a log as one effect: as none is ever changed, it is all the same what happens in between."""
         self._answer()
-        for path in paths:
-            if path not in self.objects:
-                raise FileNotFoundError(path)
+        paths = [self._start + path for path in paths]
+        if lacking := [path for path in paths if path not in self.objects]:
+            raise FileNotFoundError(lacking[0])
         return [self.objects[path][0] for path in paths]
 
     def exists(self, path: str) -> bool:
         self._answer()
-        return path in self.objects
+        return self._start + path in self.objects
 
     def folders(self, folder: str) -> list[str]:
         self._answer()
-        start = f"{folder}/"
+        start = f"{self._start}{folder}/"
         below = (path[len(start) :] for path in self._under(start, None))
         return sorted({path.split("/", 1)[0] for path in below if "/" in path})
 
@@ -264,15 +266,16 @@ class SimulatedBucket:
     def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
         """As of `Backend`; one that lags lacks entries of a table's log that are new."""
         self._answer()
-        start = f"{folder.rstrip('/')}/" if folder else ""
-        found = [FileInfo(path, len(self.objects[path][0])) for path in self._under(start, after)]
+        start, after = self._start + (f"{folder.rstrip('/')}/" if folder else ""), after and self._start + after
+        paths = self._under(start, after)
+        found = [FileInfo(path.removeprefix(self._start), len(self.objects[path][0])) for path in paths]
         process = self._world.current
         if process is not None and process.lagging and folder.endswith("_delta_log"):
             found = found[: max(1, len(found) - 2)]
         return iter(found)
 
     def put(self, path: str, data: bytes | Path, condition: Condition) -> Tag:
-        content = data if isinstance(data, bytes) else data.read_bytes()
+        path, content = self._start + path, data if isinstance(data, bytes) else data.read_bytes()
         fault = self._world.effect(is_change=True)
         kind = "" if fault is None else fault.kind
         writer = self._world.current
@@ -299,12 +302,11 @@ class SimulatedBucket:
             if found is not None and found[0] == content:
                 return {"e_tag": found[1]}
             raise WriteConflictError(path)
-        self._num_versions += 1
         if found is None:
             insort(self._paths, path)
-        self.objects[path] = (content, self._num_versions)
+        self.objects[path] = (content, next(self._versions))
         self._checker.on_put(path, content, writer)
-        return {"e_tag": self._num_versions}
+        return {"e_tag": self.objects[path][1]}
 
     def _try(self, path: str, content: bytes, condition: Condition, writer: Any) -> None:
         try:
@@ -314,7 +316,7 @@ class SimulatedBucket:
 
     def delete(self, paths: Iterable[str]) -> None:
         """As of `Backend`; one effect for each, between which a process may end."""
-        for path in list(paths):
+        for path in [self._start + path for path in paths]:
             fault = self._world.effect(is_change=True)
             if fault is not None and fault.kind == "refused":
                 raise StoreUnavailableError("store s3://simulated: 503")
@@ -324,35 +326,16 @@ class SimulatedBucket:
             if fault is not None and fault.kind == "kill after":
                 self._world.kill()
 
-    def below(self, folder: str) -> Below:
-        return Below(self, folder)
+    def below(self, folder: str) -> SimulatedBucket:
+        inner = copy(self)  # of the same objects
+        inner._start = f"{self._start}{folder}/"
+        return inner
 
     def open(self, path: str) -> Any:
         raise NotImplementedError(path)
 
     def read_table(self, path: str, columns: list[str] | None) -> Any:
         raise NotImplementedError(path)
-
-
-class Below:
-    """Folder of a simulated backend, whose methods take a path first."""
-
-    def __init__(self, backend: Any, folder: str) -> None:
-        self._backend, self._start = backend, f"{folder}/"
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._backend, name)
-        return lambda path, *others: method(self._start + path, *others)
-
-    def read_log(self, paths: Sequence[str]) -> list[bytes]:
-        return self._backend.read_log([self._start + path for path in paths])
-
-    def list(self, folder: str, after: str | None) -> Iterator[FileInfo]:
-        found = self._backend.list(self._start + folder, None if after is None else self._start + after)
-        return (FileInfo(path.removeprefix(self._start), size) for path, size in found)
-
-    def delete(self, paths: Iterable[str]) -> None:
-        self._backend.delete(self._start + path for path in paths)
 
 
 class SimulatedDisk(Disk):

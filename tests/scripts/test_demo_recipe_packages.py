@@ -56,7 +56,7 @@ def iconify(icons, aliases=None, **size):
 
 
 def package(name="set@1.0.0", sha256="", **changes):
-    return sources.DrawnPackage(name=name, sha256=sha256, licence="MIT", authors="someone", **changes)
+    return sources.Package(name=name, sha256=sha256, licence="MIT", authors="someone", **changes)
 
 
 def middle_of(row):

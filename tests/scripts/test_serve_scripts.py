@@ -69,20 +69,8 @@ def test_requests_are_whole_while_five_versions_are_published():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_service_is_measured_beside_searches_in_process():
-    options = [
-        "--vectors",
-        2000,
-        "--index",
-        "flat",
-        "--clients",
-        4,
-        "--seconds",
-        1.5,
-        "--queries",
-        64,
-        "--model",
-        "shipped",
-    ]
+    sizes = {"vectors": 2000, "index": "flat", "clients": 4, "seconds": 1.5, "queries": 64, "model": "shipped"}
+    options = [word for name, value in sizes.items() for word in (f"--{name}", value)]
     found = found_by("bench_serve.py", *options, timeout_s=570)
     (each,) = found["stores"]
     assert each["name"] == "shipped" and each["num_vectors"] == 2000 and each["num_errors"] == 0
