@@ -68,7 +68,7 @@ JOINED = [
     (checkpoints.timm_eva, checkpoints.distilbert),
 ]
 QUICK = [checkpoints.clip, checkpoints.siglip2, checkpoints.vit_and_bert, checkpoints.open_clip_with_timm]
-"""Of the pairs, those that the whole command embeds; test_family_figures.py compares vectors, tokens and cuts of all."""
+"""Of the pairs, those that the whole command embeds; test_family_figures.py compares vectors, tokens, cuts of all."""
 
 
 @pytest.fixture(scope="module")
