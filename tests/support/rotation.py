@@ -1,10 +1,10 @@
-"""Tests that CI leaves out in turn: half of the slow ones, and those that a leg of versions runs."""
+"""Tests that CI leaves out in turn: two of three slow ones, and those that a leg of versions runs."""
 
 from collections.abc import Sequence
 
 import pytest
 
-ROTATIONS = 2
+ROTATIONS = 3
 ONE_RAY = "one_ray"
 """In the name of every test with Ray; all of them run in one process, beside the others."""
 
