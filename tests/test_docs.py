@@ -205,9 +205,10 @@ def test_each_python_example_runs(folder, block, monkeypatch, request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", WITH_RAY)
-def test_each_python_example_with_ray_runs(folder, block, ray_cluster, monkeypatch):
-    monkeypatch.chdir(folder)
-    block = block.replace("catalogue.parquet", f"{folder}/catalogue.parquet")  # this Ray began elsewhere
+def test_each_python_example_with_ray_runs(tmp_path, block, ray_cluster, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    docs_world.make_shop(tmp_path)
+    block = block.replace("catalogue.parquet", f"{tmp_path}/catalogue.parquet")  # this Ray began elsewhere
     exec(compile(block, "docs", "exec"), {"__name__": "example"})
 
 

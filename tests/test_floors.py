@@ -69,10 +69,7 @@ def project_beside(held: set[str], python: str, folder: Path, *extras: str) -> s
     ("torch", "python"),
     [
         ("2.8.0", "3.11"),
-        ("2.8.0", "3.12"),
-        ("2.9.1", "3.13"),
         ("2.11.0", "3.12"),
-        ("2.13.0", "3.14"),
         ("2.15.0", "3.14"),
     ],
 )

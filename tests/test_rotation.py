@@ -19,13 +19,9 @@ class Marked:
 
 @pytest.mark.parametrize("first", [0, 1, 1001])
 def test_each_slow_test_runs_in_one_rotation_all_others_in_each_and_each_has_its_share_of_those_with_ray(first):
-    marked = [
-        [
-            Marked(pytest.mark.slow, nodeid=f"tests/test_a.py::test_{number}{ending}")
-            for number in range(2 * ROTATIONS + 1)
-        ]
-        for ending in ("", "[one_ray]")
-    ]
+    numbers = range(2 * ROTATIONS + 1)
+    names = ("tests/test_a.py::test_{}", "tests/test_{}.py::test_a[one_ray]")
+    marked = [[Marked(pytest.mark.slow, nodeid=name.format(number)) for number in numbers] for name in names]
     always = [
         Marked(nodeid="tests/test_a.py::test_quick"),
         Marked(pytest.mark.timeout(5), nodeid="tests/test_b.py::test_1"),
@@ -36,6 +32,13 @@ def test_each_slow_test_runs_in_one_rotation_all_others_in_each_and_each_has_its
     for group in marked:
         assert all(sum(item in run for run in runs) == 1 for item in group)
         assert all(2 <= len(set(run) & set(group)) <= 3 for run in runs)
+
+
+def test_slow_tests_of_a_file_with_ray_run_together():
+    names = ("a.py::test_1", "a.py::test_2", "b.py::test_1", "b.py::test_2", "a.py::test_3")
+    items = [Marked(pytest.mark.slow, nodeid=f"tests/test_{name}[one_ray]") for name in names]
+    runs = [[item for item in items if item not in left_out(items, number)] for number in range(ROTATIONS)]
+    assert sorted("".join(item.nodeid[11] for item in run) for run in runs if run) == ["aaa", "bb"]
 
 
 def test_the_quick_tests_of_a_leg_are_left_to_it():

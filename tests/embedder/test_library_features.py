@@ -67,8 +67,8 @@ JOINED = [
     (checkpoints.timm_eva, checkpoints.roberta),
     (checkpoints.timm_eva, checkpoints.distilbert),
 ]
-QUICK = {checkpoints.clip, checkpoints.siglip2, checkpoints.vit_and_bert, checkpoints.open_clip_with_timm}
-"""Checkpoints that the default tests look at; the others, two to three seconds each, are slow tests."""
+QUICK = [checkpoints.clip, checkpoints.siglip2, checkpoints.vit_and_bert, checkpoints.open_clip_with_timm]
+"""Of the pairs, those that the whole command embeds; test_family_figures.py compares vectors, tokens, cuts of all."""
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def features_of(library, source):
 
 @pytest.mark.parametrize(
     "save",
-    [pytest.param(save, marks=() if save in QUICK else pytest.mark.slow) for save in (*PAIRS, *ALONE)],
+    [*QUICK, *(pytest.param(save, marks=pytest.mark.slow) for save in ALONE)],
     ids=lambda save: save.__name__,
 )
 def test_vectors_are_the_librarys_own_features(embedded_by_side, source, tmp_path, save):

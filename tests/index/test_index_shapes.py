@@ -17,6 +17,9 @@ from index.search import Index, open_index
 from index.update import update_index
 from index.vectors import VectorTable
 
+OF_SMALL_CODES = ("nonlinear look", "sharp look")
+"""Shapes whose small codes promise too much."""
+
 
 def recall_by_score(out: Path, images: np.ndarray, queries: np.ndarray) -> float:
     """Share of the ten found that score no less than the tenth nearest."""
@@ -103,14 +106,14 @@ def test_without_captions_the_first_numbers_are_searched_where_they_carry_the_mo
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_table_of_any_shape_keeps_its_recall_within_a_latency(build: Build, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in SHAPES if name not in OF_SMALL_CODES])
+def test_a_table_of_any_other_shape_keeps_its_recall_within_a_latency(build: Build, name: str) -> None:
     build_and_check(build, name, 100_000, 128, Constraints(latency_ms=2.0))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["nonlinear look", "sharp look"])
+@pytest.mark.parametrize("name", OF_SMALL_CODES)
 def test_where_small_codes_promise_too_much_another_design_keeps_the_latency(build: Build, name: str) -> None:
     """The first design that kept 2 ms on the sample found 0.91 on the table, and no index was built."""
     manifest = build_and_check(build, name, 200_000, 192, Constraints(latency_ms=2.0))

@@ -19,12 +19,12 @@ needs_root = pytest.mark.skipif(
 def test_a_run_survives_the_node_of_a_stages_only_replica(starts_ray, tmp_path):
     """One round; the others of the script take a quarter of an hour."""
     state = tmp_path / "rounds.jsonl"
-    words = ["--rounds", 1, "--only", "kill-only", "--images", 600, "--state", state, "--name", f"test{os.getpid()}-"]
+    words = ["--rounds", 1, "--only", "kill-only", "--images", 300, "--state", state, "--name", f"test{os.getpid()}-"]
     done = run_script("chaos_nodes.py", *words, timeout_s=800)
     found = last_json(done)
     assert (found["faults"], done.returncode) == ([], 0), done.stdout + done.stderr
-    assert found["kinds"]["kill-only"]["rows_compared"] >= 600
-    assert (found["effects"] > 50, found["deviations"]) == (True, 0)
+    assert found["kinds"]["kill-only"]["rows_compared"] >= 300
+    assert (found["effects"] > 30, found["deviations"]) == (True, 0), "what the nodes' processes changed was recorded"
     (outcome,) = map(json.loads, state.read_text().splitlines())
     assert outcome["code"] == 0
     assert "killed" in outcome["what"]
@@ -33,17 +33,6 @@ def test_a_run_survives_the_node_of_a_stages_only_replica(starts_ray, tmp_path):
     again = run_script("chaos_nodes.py", *words, timeout_s=60)
     assert last_json(again) == found, "finished rounds are read from the state file"
     assert len(state.read_text().splitlines()) == 1
-
-
-@needs_root
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_beside_a_paused_driver_the_same_command_is_refused_and_the_paused_run_goes_on(starts_ray):
-    words = ["--rounds", 1, "--only", "pause-driver", "--images", 250, "--name", f"test{os.getpid()}-"]
-    done = run_script("chaos_nodes.py", *words, timeout_s=800)
-    found = last_json(done)
-    assert (found["faults"], found["deviations"], done.returncode) == ([], 0, 0), done.stdout + done.stderr
-    assert found["effects"] > 30, "what the nodes' processes changed was recorded"
 
 
 def test_a_kind_that_is_not_there_is_refused():

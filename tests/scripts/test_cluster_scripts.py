@@ -1,11 +1,10 @@
-"""The scripts for small clusters: nodes of namespaces and of logical resources; one that grows: test_cluster_growth."""
+"""The script for small clusters of namespaces; one that grows: test_cluster_growth; `loopback.py`: test_fleet_watch."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 from script_runs import SCRIPTS
@@ -95,36 +94,3 @@ def can_ping(cluster, ip):
         cluster.command(0, [sys.executable, "-c", connect]), capture_output=True, text=True, check=False
     )
     return "ConnectionRefusedError" in done.stderr  # a machine that is there says that nobody listens
-
-
-@pytest.mark.slow
-def test_loopback_nodes_have_the_resources_and_labels_that_were_asked_for(starts_ray):
-    command = [sys.executable, str(SCRIPTS / "cluster" / "loopback.py"), "1:0", "2:2:type=T4"]
-    environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        address = process.stdout.readline().strip()
-        seen = seen_at(address, environment)
-        assert [node[1:] for node in seen] == [[1.0, 0, None], [2.0, 2.0, "T4"]]
-        process.stdin.write("add 3:0:type=L4\nkill 1\n")
-        process.stdin.flush()
-        assert [process.stdout.readline(), process.stdout.readline()] == ["3 nodes\n", "3 nodes\n"]
-        while len(seen := seen_at(address, environment)) > 2:
-            time.sleep(0.2)  # until Ray has noticed
-        assert [node[1:] for node in seen] == [[1.0, 0, None], [3.0, 0, "L4"]]
-        process.stdin.write("quit\n")
-    assert process.returncode == 0
-
-
-def seen_at(address, environment):
-    """The nodes that a driver sees."""
-    program = NODES_SEEN.replace('"auto"', repr(address))
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    return printed_json(done.stdout)
-
-
-def printed_json(output):
-    """The JSON that a program printed; Ray may print lines of its own before and after it."""
-    (line,) = (line for line in output.splitlines() if line.startswith("["))
-    return json.loads(line)

@@ -188,6 +188,13 @@ def jpeg(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
+def make_shop(folder: Path) -> None:
+    """Make what the examples with Ray name, in a fraction of the time of all: a model and the catalogue."""
+    shutil.copytree(DEMO_MODEL, folder / "models/mine")
+    (folder / "path/to").mkdir(parents=True)
+    make_tables(folder, 0.0)
+
+
 def make_tables(folder: Path, price: float) -> None:
     """Write the catalogue as Parquet and as CSV, and a dataset as Hugging Face's library does.
 

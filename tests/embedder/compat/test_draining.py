@@ -36,7 +36,7 @@ def test_a_run_on_ray_keeps_what_its_stages_have_finished(make_run, tmp_path, mo
     source = samples.folder(tmp_path / "in", num_images=160)
     _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
     settings = {"batch_size": 4, "decode": {"items_per_task": 8}}
-    config = make_run(source, engine="ray", rows_per_part=10_000, **settings)
+    config = make_run(source, engine="ray", num_stages=1, rows_per_part=10_000, **settings)
 
     def is_through(self, executor):
         return [*executor._topology][-1].metrics.num_row_inputs_received >= 8
@@ -101,7 +101,7 @@ def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_pa
         def __init__(self, spec, run=None):
             time.sleep(1000)
 
-    config = make_run(samples.folder(tmp_path / "in", num_images=20), engine="ray", stop_timeout_s=1000)
+    config = make_run(samples.folder(tmp_path / "in", num_images=20), engine="ray", num_stages=1, stop_timeout_s=1000)
     monkeypatch.setattr(pipeline, "StageActor", NeverUp)
     once(monkeypatch, ray_callbacks.DrainOnStop, "on_execution_step", press)
     with pytest.raises(RunFailedError, match="stopped on request before any item was finished"):
@@ -134,6 +134,7 @@ def test_where_ray_has_other_names_a_stopped_run_waits_for_ray_and_keeps_its_row
     config = make_run(
         samples.folder(tmp_path / "in", num_images=80, captions=False),
         engine="ray",
+        num_stages=1,
         rows_per_part=8,
         batch_size=4,
         decode={"items_per_task": 8},

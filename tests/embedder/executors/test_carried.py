@@ -100,7 +100,7 @@ def test_on_ray_a_carried_column_adds_no_byte_to_the_blocks_between_the_steps(ca
         return graphs[-1]
 
     monkeypatch.setattr(pipeline, "embedding_graph", remembered)
-    _, rows = embedded(catalogue("letter", "page", engine="ray"))
+    _, rows = embedded(catalogue("letter", "page", engine="ray", num_stages=1))
     assert_own_pages(rows)
     blocks = list(graphs[0].iter_batches(batch_format="pyarrow", batch_size=None))
     assert sum(block.num_rows for block in blocks) == len(rows) + 1

@@ -42,8 +42,9 @@ def assert_found_through_index(store: str, num_items: int):
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_search_follows_the_first_embed_without_another_command(make_run, tmp_path, run_embedder, engine):
-    config = make_run(samples.folder(tmp_path / "in"), engine=engine)
-    arguments = ("embed", tmp_path / "in", "--model", config.model, "--store", config.store, "--engine", engine)
+    config = make_run(samples.folder(tmp_path / "in"))
+    arguments = ("embed", tmp_path / "in", "--model", config.model, "--store", config.store)
+    arguments += ("--engine", engine, "--stages", 1)
     code, _, stderr = run_embedder(*arguments)
     assert code == 0, stderr
     assert "index 1: built as Flat" in stderr

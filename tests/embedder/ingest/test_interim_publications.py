@@ -19,7 +19,7 @@ from embedder.config_toml.values import toml
 from embedder.store.files import StoreFiles
 from embedder.store.publish.history import past_runs
 
-NUM_IMAGES, NUM_CLIPS = 480, 2
+NUM_IMAGES, NUM_CLIPS = 240, 2
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_a_run_on_ray_that_publishes_as_it_goes_is_searched_killed_and_resumed(
     source, tiny_model, tmp_path, undisturbed
 ):
     store = tmp_path / "store"
-    arguments = arguments_of(source, tiny_model, store, "ray", "publish_every_s=0.02")
+    arguments = arguments_of(source, tiny_model, store, "ray", "num_stages=1", "publish_every_s=0.02")
     assert 0 < len(killed_in_mid_run(arguments, store)) < len(undisturbed)
     goes_on_to_the_end(arguments, store, undisturbed)
 

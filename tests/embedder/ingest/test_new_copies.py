@@ -158,7 +158,7 @@ def test_a_run_that_was_killed_ends_in_the_same_rows(make_run, source, computed,
 
 @pytest.mark.slow
 def test_on_ray_too_what_is_there_twice_is_computed_once(make_run, source, monkeypatch):
-    report, rows = refreshed(make_run(source, engine="ray", rows_per_part=2))
+    report, rows = refreshed(make_run(source, engine="ray", num_stages=1, rows_per_part=2))
     assert (report.engine, report.num_items, report.num_taken_over, report.num_left) == ("ray", 14, 7, 0)
     assert_as_afresh(rows, make_run, source, monkeypatch)
 

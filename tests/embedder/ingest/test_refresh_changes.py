@@ -226,7 +226,7 @@ def test_what_is_gone_leaves_the_store_and_its_index(make_run, tmp_path):
 @pytest.mark.slow
 def test_a_refresh_on_ray_does_the_same(make_run, tmp_path, ray_cluster):
     source = samples.folder(tmp_path / "in", num_images=12, captions=False)
-    config = make_run(source, engine="ray", num_stages=2, max_reject_fraction=1, no_progress_timeout_s=200)
+    config = make_run(source, engine="ray", num_stages=1, max_reject_fraction=1, no_progress_timeout_s=200)
     _, before = refreshed(config)
     for number in range(6):
         touch(source / "pictures" / f"{number:04d}.png")

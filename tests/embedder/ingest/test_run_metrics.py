@@ -38,7 +38,7 @@ SETTINGS = {
 
 RAYS_OWN = {"datasets_stats_actor", "AutoscalingCoordinator", "ActorLocationTracker"}
 """Actors of Ray Data itself, one each, which it asks for anew from time to time."""
-ON_RAY = SETTINGS | {"engine": "ray", "no_progress_timeout_s": 600}
+ON_RAY = SETTINGS | {"engine": "ray", "num_stages": 1, "no_progress_timeout_s": 600}
 
 
 class KilledError(Exception):

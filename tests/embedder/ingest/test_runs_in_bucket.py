@@ -109,7 +109,7 @@ def test_a_run_that_slept_while_another_finished_its_work_publishes_nothing(sour
 @pytest.mark.slow
 def test_a_run_on_ray_writes_from_its_workers_into_the_bucket(source, tiny_model, bucket, undisturbed):
     store = f"{bucket}/store"
-    assert_same(run_to_the_end(source, tiny_model, store, "ray"), undisturbed)
+    assert_same(run_to_the_end(source, tiny_model, store, "ray", "num_stages=1"), undisturbed)
     assert StoreFiles(store).read(".lock").startswith(b'{"released"')
 
 

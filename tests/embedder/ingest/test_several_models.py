@@ -313,10 +313,11 @@ def test_on_ray_all_models_give_what_they_give_in_one_process(
     whole = [{key: value for key, value in model.items() if key != "stages"} for model in models]
     here = make_run(source, model=whole, segment_s=1.0, store=str(tmp_path / "here"))
     embed(here)
-    there = make_run(source, model=models[:1], segment_s=1.0, engine="ray", decode={"items_per_task": 4})
+    on_ray = {"engine": "ray", "num_stages": 1, "segment_s": 1.0, "decode": {"items_per_task": 4}}
+    there = make_run(source, model=models[:1], **on_ray)
     embed(there)
     before = table_hashes(there.store)
-    there = make_run(source, model=models, segment_s=1.0, engine="ray", decode={"items_per_task": 4})
+    there = make_run(source, model=models, **on_ray)
     report = embed(there)
 
     assert report.published, report.outcome

@@ -118,7 +118,7 @@ def test_on_ray_too_what_is_held_is_not_computed_again(make_run, source):
     back(local)
     touch(source / "pictures" / "0101.png")
     let_go(local)
-    report, rows = refreshed(make_run(source, engine="ray"))
+    report, rows = refreshed(make_run(source, engine="ray", num_stages=1))
     assert rows == second, "vectors, run and time are those of the run that embedded them"
     assert (report.engine, report.num_taken_over, report.num_left) == ("ray", 2, 0)
     assert_found(local, second)

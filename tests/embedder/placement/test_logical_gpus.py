@@ -154,7 +154,7 @@ def test_a_predictor_with_more_gpus_than_stages_embeds_as_the_encoder_does(tiny_
 
 @pytest.mark.slow
 def test_stages_land_on_the_types_of_the_plan_and_use_the_whole_fleet(make_run, tiny_model, tmp_path, on_logical_gpus):
-    source = samples.folder(tmp_path / "in", num_images=40, num_clips=2)
+    source = samples.folder(tmp_path / "in", num_images=24, num_clips=2)
     _, local = embedded(make_run(source, store=str(tmp_path / "local")))
     plan = plan_shards(load_model_config(tiny_model), 2)
     types = ("T4", "L4")
@@ -164,7 +164,7 @@ def test_stages_land_on_the_types_of_the_plan_and_use_the_whole_fleet(make_run, 
     nodes = [{"num_cpus": 1}, *({"num_cpus": 2, "num_gpus": 2, "labels": {"type": each}} for each in ("L4", "T4"))]
     options = ["--stages", 2, "--plan", tmp_path / "plan.json", "--set", "cluster.type_label=type"]
     on_types = ["--device", "cpu", "--set", "stage=[{num_gpus = 1}, {num_gpus = 1}]"]
-    on_all = ["--device", "cpu", "--stages", 2]
+    on_all = ["--device", "cpu", "--stages", 1]
     runs = [
         command(source, tiny_model, tmp_path / "typed", *options, *on_types, replicas=2),
         command(source, tiny_model, tmp_path / "whole", *on_all, replicas=3),
@@ -178,4 +178,4 @@ def test_stages_land_on_the_types_of_the_plan_and_use_the_whole_fleet(make_run, 
     on_gpus = sorted((step, kind) for step, kind, gpus in places if gpus)
     assert on_gpus == [(0, "T4"), (0, "T4"), (1, "L4"), (1, "L4")]
     on_cpus_alone = sorted((step, str(kind)) for step, kind, gpus in places if not gpus)
-    assert on_cpus_alone == [(step, kind) for step in (0, 1) for kind in ("L4", "None", "T4")], "on every node"
+    assert on_cpus_alone == [(0, kind) for kind in ("L4", "None", "T4")], "on every node"
