@@ -27,7 +27,7 @@ def run_light(*arguments: str | Path) -> str:
         "HIDDEN_PACKAGES": " ".join(sorted(hidden)),
     }
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

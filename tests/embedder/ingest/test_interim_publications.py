@@ -19,7 +19,7 @@ from embedder.config_toml.values import toml
 from embedder.store.files import StoreFiles
 from embedder.store.publish.history import past_runs
 
-NUM_IMAGES, NUM_CLIPS = 240, 2
+NUM_IMAGES, NUM_CLIPS = 480, 2
 
 
 @pytest.fixture(scope="module")
