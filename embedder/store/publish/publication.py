@@ -20,8 +20,9 @@ from embedder.store.part_file import PartFile
 from embedder.store.publish.interim import NO_IDS
 from embedder.store.schema import TABLES, VECTOR_COLUMNS, with_carryover
 from embedder.store.tables.arrow_lookup import KnownIds
-from embedder.store.tables.deletion_vectors import Mask, Rows, marked_stats, store_vectors
+from embedder.store.tables.deletion_vectors import marked_stats, store_vectors
 from embedder.store.tables.tables import RecordTable
+from index.vectors import Mask, Rows
 
 INTENT_FILE = "publication.json"
 RETIRED_FILE = "retired.parquet"
