@@ -232,7 +232,6 @@ def open_words(files: StoreFiles, table: RecordTable, column: str = "caption") -
 
 
 def _open_cached(folder: Path) -> WordIndex | None:
-    """Open the index in a folder; None if it is missing or damaged."""
     try:
         if not folder.is_dir():
             return None

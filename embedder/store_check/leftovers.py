@@ -44,7 +44,6 @@ def leftovers(
 def _list_unneeded(
     listing: Listing, pattern: re.Pattern[str], added: Mapping[str, Collection[str]], unfinished: Sequence[str]
 ) -> list[str]:
-    """List files of tables with a complete log that are of no version and of no unfinished run."""
     needed = {f"{folder}/{path}" for folder, paths in added.items() for path in paths}
     matches = (found for path in listing if (found := pattern.fullmatch(path)) is not None)
     others = (found for found in matches if found["folder"] in added and found[0] not in needed)

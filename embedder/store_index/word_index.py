@@ -321,7 +321,6 @@ class _Writer:
         self._next = max(self._next, number) + 1
 
     def _merge_last(self, count: int, level: int) -> None:
-        """Merge the last parts into one without deleted captions, and delete them."""
         numbers, rows = self._numbers[-count:], self._rows[-count:]
         parts = [open_part(self._folder, number) for number in numbers]
         kept = [None if (own != NO_ROW).all() else own != NO_ROW for own in rows]

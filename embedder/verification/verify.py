@@ -344,7 +344,6 @@ def _select_rows(vectors: VectorColumn, wanted: Mask) -> VectorColumn:
 def _precision(
     runner: _Runner, rows: Sequence[pa.Table], specs: Sequence[ShardSpec], dtype: Dtype, expected: Embedded
 ) -> Precision:
-    """Run the plan in a dtype, and compare its vectors with those of the unsplit towers."""
     found, row_s = runner.run(rows, specs, dtype)
     angles = {side: cosines(found[side].values, expected[side].values) for side in SIDES if len(expected[side].values)}
     return Precision(
@@ -362,7 +361,6 @@ def _is_pair(vectors: Embedded) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def _recall(vectors: Embedded) -> float | None:
-    """Return the share of captions that find their own image among all pairs."""
     is_pair = _is_pair(vectors)
     if is_pair.sum() <= RANK:
         return None

@@ -94,7 +94,6 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
 def _list_unneeded(
     files: StoreFiles, history: Sequence[Published], versions: Sequence[Current], unfinished: set[str], since: datetime
 ) -> list[FileInfo]:
-    """List part files, journals, indexes and word indexes of one model that are not needed."""
     return [
         *_parts(files, versions, unfinished),
         *_journals(files, unfinished),
