@@ -206,7 +206,6 @@ def parse_setting(text: str) -> Setting:
 
 
 def _apply(tree: dict[str, Any], setting: Setting, lists: Collection[str]) -> None:
-    """Set one value in the tree; raises `ConfigError` if the key leads through a list or a non-table."""
     *parents, leaf = (str(part) for part in setting.path)
     for depth, parent in enumerate(parents, 1):
         inner = tree.get(parent, {})

@@ -149,7 +149,6 @@ def _is_of_type(detail: ErrorDetails) -> bool:
 
 
 def _keys_of_another_kind(root: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return unknown top-level keys of another kind of configuration, by what its `elsewhere` says of them."""
     elsewhere: Mapping[str, str] = getattr(root, "elsewhere", {})
     found: dict[str, list[str]] = {}
     for key in tree.keys() & elsewhere.keys() - root.model_fields.keys():

@@ -185,7 +185,6 @@ def _bytes(path: Path) -> bytes:
 
 
 def _near(path: Path) -> str:
-    """Return a neighbour of a missing file whose name was probably meant."""
     if not path.parent.exists():
         return f", and no folder {path.parent}"
     names = [each.name for each in path.parent.glob(f"*{SUFFIX}")]

@@ -3,20 +3,18 @@
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
-import numpy as np
 from PIL import ExifTags, Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
 from embedder.errors import ConfigError
+from embedder.media.arrays import Pixels
 from embedder.media.fonts import Fonts
 from embedder.media.lettering import Lettering, Line
 from embedder.media.sniff import SHEET_MARK
 from embedder.storage.atomic_write import atomic_write
 from embedder.storage.output_file import check_output_file
-
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 COLUMNS = 5
 CELL_PX = 160

@@ -106,7 +106,6 @@ def _next_restart(data: bytes) -> bytes:
 
 
 def _salvage_webp(encoded: bytes, load: Load) -> Salvaged | None:
-    """Decode a WebP whose last bytes are missing, with others in their place."""
     missing = int.from_bytes(encoded[4:8], "little") + 8 - len(encoded)
     if not 0 < missing <= MAX_MISSING_BYTES * len(encoded):
         return None

@@ -213,7 +213,6 @@ def receive(child: ChildProcess, timeout_s: float) -> Message:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process so far; 0 once it has ended."""
     import psutil
 
     try:

@@ -289,7 +289,6 @@ def _read_iptc(opened: Any) -> dict[tuple[int, int], tuple[bytes, ...]]:
 
 
 def _texts(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the keywords of a PNG, and the comment of a JPEG or GIF."""
     texts = {}
     for name, value in info.items():
         is_comment = isinstance(value, bytes) and name == "comment"

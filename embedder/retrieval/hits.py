@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from embedder.errors import ConfigError
 from embedder.installation import InstallationError
+from embedder.media.decoder_process import Pixels
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.medium_columns import BY_NAME
-from embedder.retrieval.hit import THUMBNAIL, Hit, Pixels, decode_hits, describe
+from embedder.retrieval.hit import THUMBNAIL, Hit, decode_hits, describe
 from embedder.retrieval.queries import DEFAULT_OPTIONS, QueryBatch, QueryParts, SearchOptions, read_search
 from embedder.retrieval.rerank import check_reranker, image_size_of, rerank_hits
 from embedder.storage.output_file import check_output_file

@@ -32,10 +32,9 @@ from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import has_keywords, searched_column
 from embedder.store_index import keep_words
 from embedder.store_index.analyser import RULES, UNICODE, Analyser, hash_term
-from embedder.store_index.index_versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies
+from embedder.store_index.index_versions import COPIES_FOLDER, make_copy
 from embedder.store_index.word_index import CURE, NO_ROW, WordIndex, build_words, open_word_index
 from embedder.store_index.word_parts import Numbers, WordPart
-from index.atomic_folder import whole_folder
 from index.index_errors import RetrievalError
 from index.vectors import Among, Floats, Mask, Rows, distinct, is_among
 
@@ -233,7 +232,6 @@ def open_words(files: StoreFiles, table: RecordTable, column: str = "caption") -
 
 
 def _open_cached(folder: Path) -> WordIndex | None:
-    """Open the index in a folder; None if it is missing or damaged."""
     try:
         if not folder.is_dir():
             return None
@@ -246,9 +244,7 @@ def _open_cached(folder: Path) -> WordIndex | None:
 
 def _build(folder: Path, table: RecordTable, column: str) -> WordIndex:
     try:
-        with whole_folder(folder) as stage:
-            build_words(table, stage, Analyser(), column)
-        drop_copies(MAX_KEPT_COPIES)
+        make_copy(folder, lambda stage: build_words(table, stage, Analyser(), column))
         return open_word_index(folder)
     except (RetrievalError, OSError):
         pass  # another process has stored the same index, or nothing can be written here

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from index.vectors import Floats
+
 Ints = NDArray[np.int64]
 
 BLOCK_ROWS = 1024

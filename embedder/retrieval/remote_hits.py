@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from embedder.errors import StoreError
+from embedder.media.decoder_process import Pixels
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
 from embedder.media.sandbox import SandboxedDecoder
-from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Duplicate, Hit, Pixels, Segment
+from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Duplicate, Hit, Segment
 from embedder.retrieval.hits import Hits
 from embedder.retrieval.http_client import HttpClient
 from embedder.retrieval.queries import SearchOptions

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.errors import ConfigError
+from embedder.media.decoder_process import Pixels
 from embedder.media.resize import ResizeSpec
-from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Hit, Pixels
+from embedder.retrieval.hit import IMAGE_PX, THUMBNAIL, Hit
 from embedder.retrieval.queries import SearchOptions
 
 if TYPE_CHECKING:

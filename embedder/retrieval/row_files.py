@@ -15,8 +15,7 @@ import json
 import logging
 import mmap
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,9 +31,8 @@ from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.files import StoreFiles
 from embedder.store.tables.arrow_lookup import positions as places_of
 from embedder.store.tables.arrow_lookup import take_or_null
-from embedder.store.tables.row_folders import ROWS_FOLDER
-from embedder.store_index.index_versions import COPIES_FOLDER, MAX_KEPT_COPIES, drop_copies, fetched_copy
-from index.atomic_folder import hash_files, sweep_leftovers, whole_folder
+from embedder.store_index.index_versions import COPIES_FOLDER, fetched_copy, make_copy, open_copy, write_folder
+from index.atomic_folder import hash_files
 from index.checked_files import check_hashes, hash_samples
 from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
@@ -287,7 +285,7 @@ def open_row_files(files: StoreFiles, path: str, content: object, make: Make) ->
     for _ in range(2):
         try:
             if not folder.is_dir():
-                _make_copy(folder, make)
+                make_copy(folder, make)
             mark_used(folder)
             found = _open_or_drop(folder)
         except (RetrievalError, OSError) as error:
@@ -296,16 +294,6 @@ def open_row_files(files: StoreFiles, path: str, content: object, make: Make) ->
         if found is not None:
             return found
     return None
-
-
-def _make_copy(folder: Path, make: Make) -> None:
-    try:
-        with whole_folder(folder) as stage:
-            make(stage)
-    except RetrievalError:
-        if not folder.is_dir():
-            raise  # else another process has made it at the same time
-    drop_copies(MAX_KEPT_COPIES)
 
 
 def _open_or_drop(folder: Path) -> RowFiles | None:
@@ -319,10 +307,7 @@ def _open_or_drop(folder: Path) -> RowFiles | None:
 def _open_stored(files: StoreFiles, path: str) -> RowFiles:
     if files.folder is not None:
         return RowFiles(files.folder / path)
-    folder, is_new = fetched_copy(files, path, lambda stage: NAMES)
-    found = RowFiles(folder) if is_new else _open_or_drop(folder)
-    # An older copy that was damaged is fetched again: the store may be intact.
-    return RowFiles(fetched_copy(files, path, lambda stage: NAMES)[0]) if found is None else found
+    return open_copy(lambda: fetched_copy(files, path, lambda stage: NAMES), RowFiles)
 
 
 def add_row_files(files: StoreFiles, path: str, make: Make) -> None:
@@ -331,17 +316,12 @@ def add_row_files(files: StoreFiles, path: str, make: Make) -> None:
     if has_manifest and (files.folder is None or _open_or_drop(files.folder / path) is not None):
         return
     files.confirm_lease()
-    if files.folder is not None:
-        sweep_leftovers(files.folder / ROWS_FOLDER)
-        shutil.rmtree(files.folder / path, ignore_errors=True)  # cut off or damaged
-        with whole_folder(files.folder / path) as folder:
-            make(folder)
-        return
-    with tempfile.TemporaryDirectory(prefix="embedder-rows-") as name:
-        make(Path(name))
-        for file_name in (*NAMES, MANIFEST_NAME):
-            files.confirm_lease()
-            files.upload(Path(name) / file_name, f"{path}/{file_name}")
+
+    def write(folder: Path) -> Iterable[str]:
+        make(folder)
+        return NAMES
+
+    write_folder(files, path, write)
 
 
 def check_files(found: RowFiles, index_folder: Path, index_hashes: Mapping[str, str]) -> None:

@@ -153,7 +153,6 @@ class Searcher:
 
 
 def _ranking(rows: Rows, scores: Floats, *, is_whole: bool, min_score: float | None) -> Ranking:
-    """Make a ranking of the rows found with at least `min_score`; it is whole if some are below that."""
     is_found = rows >= 0
     kept = is_found if min_score is None else is_found & (scores >= min_score)
     return Ranking(rows[kept], scores[kept], is_whole or not kept[is_found].all())

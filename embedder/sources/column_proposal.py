@@ -53,7 +53,7 @@ def id_columns(schema: pa.Schema) -> list[str]:
     return [
         field.name
         for field in schema
-        if (is_text(field.type) or _is_integer(field.type)) and field.name.lower() not in others
+        if (is_text(field.type) or pa.types.is_integer(plain_type(field.type))) and field.name.lower() not in others
     ]
 
 
@@ -98,10 +98,6 @@ def _list_nested(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 
 def _is_caption(kind: pa.DataType) -> bool:
     return is_text(kind.value_type if is_list(kind) else kind)
-
-
-def _is_integer(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(plain_type(kind)))
 
 
 def _is_part(name: str, column: str | None) -> bool:

@@ -148,7 +148,6 @@ def read_captions(uri: str) -> dict[str, str]:
 
 
 def _find_caption(captions: dict[str, dict[str, str]], name: str) -> str | None:
-    """Return a file's caption in the table of the nearest folder that has one."""
     folder = name
     while folder:
         folder = folder.rpartition("/")[0]

@@ -26,7 +26,7 @@ from embedder.sources.table_plan import shown_columns
 from embedder.sources.unicode_forms import to_nfc
 from embedder.sources.uris import normalise_source
 from embedder.store.schema import EMBEDDINGS
-from embedder.store.tables.arrow_lookup import positions
+from embedder.store.tables.arrow_lookup import positions, replace_column
 
 NUM_EXAMPLES = 3
 CAPTION = "caption"
@@ -105,11 +105,11 @@ class OpenJoin:
             caption = self.values[CAPTION].take(place)
             is_given = pc.is_valid(caption)
             caption_uri = pc.if_else(is_given, pa.scalar(None, pa.string()), table["caption_uri"])
-            table = _replace_column(table, "caption_uri", caption_uri)
-            table = _replace_column(table, "caption", pc.if_else(is_given, caption, table["caption"]))
+            table = replace_column(table, "caption_uri", caption_uri)
+            table = replace_column(table, "caption", pc.if_else(is_given, caption, table["caption"]))
         digest = pa.chunked_array([self.digests]).take(place)
         with_row = pc.binary_join_element_wise(pc.fill_null(table["modified"], ""), digest, JOINED)
-        return _replace_column(table, "modified", pc.if_else(pc.is_valid(digest), with_row, table["modified"]))
+        return replace_column(table, "modified", pc.if_else(pc.is_valid(digest), with_row, table["modified"]))
 
 
 def open_joins(joins: Sequence[JoinConfig], carried: pa.Schema, left_out: LeftOut) -> list[OpenJoin]:
@@ -201,11 +201,6 @@ def _digests(values: pa.Table) -> pa.Array:
     return pa.array(
         [blake2b(repr(row).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest() for row in rows], pa.string()
     )
-
-
-def _replace_column(table: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
-    number = table.schema.get_field_index(name)
-    return table.set_column(number, table.schema.field(number), column)
 
 
 def _format_keys(names: Iterable[str]) -> str:

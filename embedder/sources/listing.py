@@ -18,6 +18,7 @@ from embedder.sources.source_kinds import KINDS, detect_kind
 from embedder.sources.uris import normalise_source
 from embedder.sources.web.changes import with_states
 from embedder.store.schema import EMBEDDINGS
+from embedder.store.tables.arrow_lookup import replace_column
 
 LISTING_SCHEMA = pa.schema([ROW_SCHEMA.field(0), pa.field("source", pa.string()), *list(ROW_SCHEMA)[1:]])
 """Columns of a listing; carryover columns follow under the prefix `CARRIED`. `size_bytes` is null if it can't be known
@@ -78,11 +79,11 @@ def _complete(
 
 def _with_places(table: pa.Table, captions: CaptionRules) -> pa.Table:
     """Add to `modified` where captions are looked for, of items that may have one there."""
-    modified, number = table["modified"], table.schema.get_field_index("modified")
+    modified = table["modified"]
     marked = pc.binary_join_element_wise(pc.fill_null(modified, ""), captions.mark, PLACES_MARK)
     if not set(IN_FILES) & set(captions.places):
         marked = pc.if_else(pc.is_valid(table["described_by"]), marked, modified)
-    return table.set_column(number, table.schema.field(number), marked)
+    return replace_column(table, "modified", marked)
 
 
 def open_source(
@@ -190,7 +191,7 @@ def _with_rejects(rows: pa.Table, ids: list[str], replaced: dict[int, str]) -> p
         own_id = ids[index].removeprefix(f"{sources[index]}:") if sources[index] else ids[index]
         errors[index] = f"the id {own_id!r} was listed before; ids must be unique in a source"
     for name, values in (("item_id", new_ids), ("error_type", types), ("error", errors)):
-        rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, pa.string()))
+        rows = replace_column(rows, name, pa.array(values, pa.string()))
     return rows
 
 

@@ -8,25 +8,11 @@ from embedder.errors import SourceError
 from embedder.storage.item_error import ItemError
 
 # A retry may succeed: the disk, the network or the server was busy or away for a moment.
-_TRANSIENT_ERRNOS = frozenset(
-    {
-        errno.EIO,
-        errno.EAGAIN,
-        errno.EBUSY,
-        errno.EINTR,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOSPC,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-        errno.ECONNRESET,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-    }
-)
+_TRANSIENT_ERRNOS = frozenset({
+    errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC,
+    errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
+    errno.ENETUNREACH,
+})  # fmt: skip
 _NAMES = {
     errno.ENOENT: "FileNotFound",
     errno.ENOTDIR: "FileNotFound",

@@ -224,7 +224,6 @@ def _item_row(tar: Tar, key: str, sample: TarSample, number: int) -> Row:
 
 
 def _leftover_rows(tar: Tar, sample: TarSample, wanted: tuple[str, ...]) -> Iterator[Row]:
-    """Reject each member of a key that its item doesn't use."""
     media = sample.ranked_media()
     for extra in media[1:]:
         error = f"a second image or video under one key; the item is {media[0].name!r}"

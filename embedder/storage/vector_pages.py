@@ -22,9 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedder.storage.parquet_encoding import find_unlike, parse_struct
-
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
+from index.vectors import Floats, Mask
 
 TYPES = {(4, None): np.dtype("<f4")}
 """Values by the physical type of a column, and its length in bytes where that may differ: FLOAT."""

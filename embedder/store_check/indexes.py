@@ -7,7 +7,6 @@ from functools import partial
 
 from embedder.quantities import agree, plural
 from embedder.store.files import StoreFiles
-from embedder.store.layout import StoreInfo
 from embedder.store.publish.history import latest_publications, same_rows
 from embedder.store.publish.query_towers import MANIFEST_FILE, TowersManifest, towers_path
 from embedder.store.tables.row_folders import rows_path
@@ -139,19 +138,13 @@ def check_towers(model: CheckedModel, *, deep: bool) -> list[Finding]:
     if not sizes:
         return []
     cure = f"`embedder export-query-towers --force {model.files.option}` writes them again"
-    manifest = attempt(lambda: _towers(model.files, model.info))
+    manifest = attempt(lambda: TowersManifest.model_validate_json(model.files.read(f"{folder}/{MANIFEST_FILE}")))
     if isinstance(manifest, Unreadable):
         rule = "query towers have a manifest, without which a search needs torch and the model folder"
         return [Finding("warning", model.place(f"{folder}/{MANIFEST_FILE}"), manifest.reason, rule, cure)]
     hashes = {name: each.sha256 for name, each in manifest.files.items()}
     told = {name: each.size_bytes for name, each in manifest.files.items()}
     return check_hashes(model, folder, hashes, cure, sizes=told, deep=deep)
-
-
-def _towers(files: StoreFiles, info: StoreInfo | None) -> TowersManifest:
-    if info is None:
-        raise LookupError("of no known model")
-    return TowersManifest.model_validate_json(files.read(f"{towers_path(info)}/{MANIFEST_FILE}"))
 
 
 def check_hashes(

@@ -5,13 +5,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from embedder.quantities import agree, plural, size_text
 from embedder.store.backends import is_unfinished
+from embedder.store.publish.history import run_of
 from embedder.store.schema import TABLES
 from embedder.store.tables.models import MODELS_FOLDER
 from embedder.store_check.findings import Finding, format_names
 from embedder.store_check.scope import Listing
 
 BUILDING = "/.building-"
-_RUN = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.(?:parquet|bin)")
 _TABLE = rf"(?P<folder>(?:{MODELS_FOLDER}/[^/]+/)?(?:{'|'.join(TABLES)}))"
 _PART = re.compile(rf"{_TABLE}/(?P<name>[^/]+\.parquet)")
 _VECTORS = re.compile(rf"{_TABLE}/(?P<name>part-[^/]+-marked/[^/]+\.bin)")
@@ -44,7 +44,6 @@ def leftovers(
 def _list_unneeded(
     listing: Listing, pattern: re.Pattern[str], added: Mapping[str, Collection[str]], unfinished: Sequence[str]
 ) -> list[str]:
-    """List files of tables with a complete log that are of no version and of no unfinished run."""
     needed = {f"{folder}/{path}" for folder, paths in added.items() for path in paths}
     matches = (found for path in listing if (found := pattern.fullmatch(path)) is not None)
     others = (found for found in matches if found["folder"] in added and found[0] not in needed)
@@ -58,12 +57,6 @@ def _finding(listing: Listing, paths: Sequence[str], noun: str, rule: str, cure:
     place = paths[0] if number == 1 else _common_folder(paths)
     they = agree(number, "it", "them")
     return Finding("note", place, f"{text}: {format_names(sorted(paths))}", rule, cure.format(they))
-
-
-def run_of(name: str) -> str:
-    """Return the run id in the name of a part file or of one of deletion vectors; empty if there is none."""
-    found = _RUN.fullmatch(name)
-    return found["run_id"] if found is not None else ""
 
 
 def _common_folder(paths: Sequence[str]) -> str:

@@ -57,7 +57,10 @@ def check_log(model: CheckedModel, table: str) -> LogContent:
         findings.append(_gap(place, missing, checkpoints, published))
     newest = max([*entries, *checkpoints], default=-1)
     if newest > published:
-        findings.append(_unpublished_versions(place, newest, published))
+        text = f"version {newest} is newer than the published {published}"
+        rule = f"the last {newest - published:,} of them are of an operation that was cut off, or is at work"
+        cure = "the next command that writes finishes it or reverts it"
+        findings.append(Finding("note", place, text, rule, cure))
     return LogContent(frozenset(added), tuple(findings), is_readable)
 
 
@@ -78,16 +81,6 @@ def _gap(place: str, missing: Sequence[int], checkpoints: Iterable[int], publish
         f"lacks {format_names(f'entry {number}' for number in missing)}",
         "each version has its entry, and what is published has them all from its last checkpoint on",
         RESTORE if lost else "versions before the checkpoint can't be read any more; restore them, or go on",
-    )
-
-
-def _unpublished_versions(place: str, newest: int, published: int) -> Finding:
-    return Finding(
-        "note",
-        place,
-        f"version {newest} is newer than the published {published}",
-        f"the last {newest - published:,} of them are of an operation that was cut off, or is at work",
-        "the next command that writes finishes it or reverts it",
     )
 
 

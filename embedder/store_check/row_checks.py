@@ -14,50 +14,20 @@ from embedder.store_check.scope import CheckedModel
 
 REPAIR = "`embedder refresh CONFIG.toml --repair` embeds them again"
 
+_OF_STRANGERS = "`embedder refresh CONFIG.toml --repair` embeds those again that are listed, and retires the others"
+_AS_TOLD = "an embedded item has as many rows in embeddings as its num_vectors tells"
 # What is checked of an item, worst first: severity, table, what was found, rule, and remedy.
 _KINDS: tuple[tuple[str, Severity, str, str, str, str], ...] = (
     ("twice", "error", "items", "in more than one row", "items has each item_id once", REPAIR),
-    (
-        "without a record",
-        "error",
-        "embeddings",
-        "with vectors, in no row of items",
-        "each row of embeddings has its item",
-        "`embedder refresh CONFIG.toml --repair` embeds those again that are listed, and retires the others",
-    ),
-    (
-        "segments twice",
-        "error",
-        "embeddings",
-        "with a segment in more than one row",
-        "embeddings has each item_id and segment once",
-        REPAIR,
-    ),
-    (
-        "without vectors",
-        "error",
-        "items",
-        "in state embedded without all vectors",
-        "an embedded item has as many rows in embeddings as its num_vectors tells",
-        REPAIR,
-    ),
-    (
-        "other vectors",
-        "error",
-        "items",
-        "in state embedded with more vectors than told",
-        "an embedded item has as many rows in embeddings as its num_vectors tells",
-        REPAIR,
-    ),
-    (
-        "rejects",
-        "warning",
-        "items",
-        "not embedded, with other vectors than told",
-        "an item that was rejected keeps as many rows in embeddings as its num_vectors tells",
-        REPAIR,
-    ),
-)
+    ("without a record", "error", "embeddings", "with vectors, in no row of items",
+     "each row of embeddings has its item", _OF_STRANGERS),
+    ("segments twice", "error", "embeddings", "with a segment in more than one row",
+     "embeddings has each item_id and segment once", REPAIR),
+    ("without vectors", "error", "items", "in state embedded without all vectors", _AS_TOLD, REPAIR),
+    ("other vectors", "error", "items", "in state embedded with more vectors than told", _AS_TOLD, REPAIR),
+    ("rejects", "warning", "items", "not embedded, with other vectors than told",
+     "an item that was rejected keeps as many rows in embeddings as its num_vectors tells", REPAIR),
+)  # fmt: skip
 
 
 def check_rows(model: CheckedModel, items: TableContent, embeddings: TableContent) -> list[Finding]:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from embedder.errors import StoreError
 from embedder.storage.user_cache import cache_folder, mark_used
@@ -29,6 +29,7 @@ CLAIM_NAME = "claim"
 COPIES_FOLDER = "indexes"  # in the user's cache
 MAX_KEPT_COPIES = 4
 
+Opened = TypeVar("Opened")
 Build = Callable[[Path], Manifest]
 """Creates the given folder with a complete index in it; if it fails, it leaves none."""
 
@@ -139,16 +140,58 @@ def fetched_copy(files: StoreFiles, path: str, names: Callable[[Path], Iterable[
     if folder.is_dir():
         mark_used(folder)
         return folder, False
+
+    def fetch(stage: Path) -> None:
+        (stage / MANIFEST_NAME).write_bytes(manifest)
+        for name in names(stage):
+            files.download(f"{path}/{name}", stage / name)
+
+    make_copy(folder, fetch)
+    return folder, True
+
+
+def make_copy(folder: Path, make: Callable[[Path], object]) -> None:
+    """Make a folder in this machine's cache, unless another process makes it at the same time; the last used stay."""
     try:
         with whole_folder(folder) as stage:
-            (stage / MANIFEST_NAME).write_bytes(manifest)
-            for name in names(stage):
-                files.download(f"{path}/{name}", stage / name)
+            make(stage)
     except RetrievalError:
-        if not folder.is_dir():  # else another process fetched it at the same time
+        if not folder.is_dir():
             raise
     drop_copies(MAX_KEPT_COPIES)
-    return folder, True
+
+
+def open_copy(fetch: Callable[[], tuple[Path, bool]], open_folder: Callable[[Path], Opened]) -> Opened:
+    """Open a copy that `fetched_copy` gives; a damaged one of before is fetched again: the store may be intact."""
+    folder, is_new = fetch()
+    try:
+        return open_folder(folder)
+    except RetrievalError:
+        if is_new:
+            raise
+    shutil.rmtree(folder, ignore_errors=True)
+    return open_folder(fetch()[0])
+
+
+def write_folder(files: StoreFiles, path: str, make: Callable[[Path], Iterable[str]]) -> None:
+    """Write a folder into a store, in place of what was cut off there; into a bucket with the manifest last.
+
+    `make` fills an empty local folder, and returns the names of the files beside the manifest; if there are none,
+    nothing is written. Raises OSError if a disk is full, and LeaseLostError if another run has taken over the store.
+    """
+    if files.folder is not None:
+        sweep_leftovers((files.folder / path).parent)
+        shutil.rmtree(files.folder / path, ignore_errors=True)
+        with whole_folder(files.folder / path) as folder:
+            names = [*make(folder)]
+        if not names:
+            shutil.rmtree(files.folder / path)
+        return
+    with tempfile.TemporaryDirectory(prefix="embedder-folder-") as name:
+        names = [*make(Path(name))]
+        for each in (*names, MANIFEST_NAME) if names else ():
+            files.confirm_lease()
+            files.upload(Path(name) / each, f"{path}/{each}")
 
 
 def drop_copies(num_kept: int = 0) -> None:

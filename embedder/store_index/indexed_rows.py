@@ -38,10 +38,8 @@ class IndexRows:
 
     @cached_property
     def _ids_by_file(self) -> list[pa.Table]:
-        return [self._ids_of(path) for path in self._paths]
-
-    def _ids_of(self, path: str) -> pa.Table:
-        return self._table.read_with_vector(KEYS, self._column, path).cast(NO_KEYS)
+        read = self._table.read_with_vector
+        return [read(KEYS, self._column, path).cast(NO_KEYS) for path in self._paths]
 
     def num_by_file(self) -> list[tuple[str, int]]:
         """Return the part files with the number of these rows in each."""

@@ -6,9 +6,8 @@ readers build a word index in their cache.
 
 import hashlib
 import logging
-import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from embedder.config_toml.sections import IndexConfig
@@ -20,7 +19,7 @@ from embedder.store.store_errors import local_problem
 from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import WORDS_FOLDER, words_column, words_path
 from embedder.store_index.analyser import RULES, Analyser
-from embedder.store_index.index_versions import fetched_copy
+from embedder.store_index.index_versions import fetched_copy, open_copy, write_folder
 from embedder.store_index.word_index import (
     WordIndex,
     WordsManifest,
@@ -29,7 +28,6 @@ from embedder.store_index.word_index import (
     read_words_manifest,
     update_words,
 )
-from index.atomic_folder import sweep_leftovers, whole_folder
 from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
 
@@ -91,14 +89,7 @@ def open_words(files: StoreFiles, version: int) -> WordIndex:
     """Open a version's word index, from a bucket as a local copy; RetrievalError if damaged, StoreError if missing."""
     if files.folder is not None:
         return open_word_index(files.folder / words_path(version))
-    folder, is_new = _copy(files, version)
-    try:
-        return open_word_index(folder)
-    except RetrievalError:
-        if is_new:
-            raise
-    shutil.rmtree(folder, ignore_errors=True)  # the copy was damaged; the store may be intact
-    return open_word_index(_copy(files, version)[0])
+    return open_copy(partial(_copy, files, version), open_word_index)
 
 
 def _copy(files: StoreFiles, version: int) -> tuple[Path, bool]:
@@ -140,20 +131,14 @@ def _make_words(
 
 
 def _add_words(files: StoreFiles, version: int, make: Callable[[Path], WordsManifest]) -> bool:
-    if files.folder is not None:
-        root = files.folder / WORDS_FOLDER
-        sweep_leftovers(root)
-        shutil.rmtree(root / f"{version:06d}", ignore_errors=True)  # without a manifest
-        with whole_folder(root / f"{version:06d}") as folder:
-            manifest = make(folder)
-        if manifest.num_captions == 0:
-            shutil.rmtree(root / f"{version:06d}")
-    else:
-        with tempfile.TemporaryDirectory(prefix="embedder-words-") as name:
-            manifest = make(Path(name))
-            for file_name in (*manifest.sizes, MANIFEST_NAME) if manifest.num_captions else ():
-                files.confirm_lease()
-                files.upload(Path(name) / file_name, words_path(version, file_name))
+    made: list[WordsManifest] = []
+
+    def write(folder: Path) -> Iterable[str]:
+        made.append(make(folder))
+        return made[0].sizes if made[0].num_captions else ()
+
+    write_folder(files, words_path(version), write)
+    (manifest,) = made
     if manifest.num_captions:
         LOG.debug(f"words: {manifest.num_captions:,} captions, {manifest.build_s:.1f} s")
     return manifest.num_captions > 0

@@ -298,6 +298,7 @@ class _Writer:
         live = [part.lengths[own != NO_ROW] for part, own in zip(parts, self._rows, strict=True)]
         names = [name for number in self._numbers for name in part_names(number)] + [ROWS_NAME]
         num_captions = sum(map(len, live))
+        known = {name: self._known[name] for name in names if name in self._known}
         manifest = WordsManifest(
             analyser=self._analyser.name,
             rules=RULES,
@@ -307,14 +308,11 @@ class _Writer:
             num_gone=len(rows) - num_captions,
             num_terms=sum(int(lengths.sum(dtype=np.int64)) for lengths in live),
             sizes={name: (self._folder / name).stat().st_size for name in names},
-            sha256=self._known_of(names) | hash_files(self._folder / name for name in names if name not in self._known),
+            sha256=known | hash_files(self._folder / name for name in names if name not in known),
             build_s=time.monotonic() - started,
         )
         (self._folder / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
-
-    def _known_of(self, names: Iterable[str]) -> dict[str, str]:
-        return {name: self._known[name] for name in names if name in self._known}
 
     def _append(self, number: int, rows: Numbers, level: int) -> None:
         self._numbers.append(number)
@@ -323,7 +321,6 @@ class _Writer:
         self._next = max(self._next, number) + 1
 
     def _merge_last(self, count: int, level: int) -> None:
-        """Merge the last parts into one without deleted captions, and delete them."""
         numbers, rows = self._numbers[-count:], self._rows[-count:]
         parts = [open_part(self._folder, number) for number in numbers]
         kept = [None if (own != NO_ROW).all() else own != NO_ROW for own in rows]

@@ -5,18 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from index.vectors import Floats, Mask
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Vectors of one side, image or text, of all rows.
-
-    `values` is float32 (R, E), only of rows that have a vector; `present` is bool (rows,), with R rows true.
-    """
-
-    values: Floats
-    present: Mask
+from embedder.storage.vector_pages import VectorColumn
+from index.vectors import Floats
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ class VectorComparison:
         )
 
 
-def compare(side: str, found: Vectors, reference: str, expected: Vectors, limit: Limit) -> VectorComparison:
+def compare(side: str, found: VectorColumn, reference: str, expected: VectorColumn, limit: Limit) -> VectorComparison:
     """Compare vectors row by row; NaN values count as infinitely far apart."""
     if not np.array_equal(found.present, expected.present):
         return VectorComparison(side, reference, 0, 0, np.inf, -1.0, limit, passed=False)

@@ -33,13 +33,14 @@ from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader
 from embedder.steps.stage import EMBEDDINGS, TowerStage, UnsplitStage
 from embedder.steps.stage_spec import StageSpec
+from embedder.storage.vector_pages import VectorColumn
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
 from embedder.store.store_info import differing, read_published, read_store_info, served_info
 from embedder.store.tables.arrow_lookup import KnownIds
 from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.tables.tables import RecordTable
-from embedder.verification.compare_vectors import Limit, VectorComparison, Vectors, compare, cosines
+from embedder.verification.compare_vectors import Limit, VectorComparison, compare, cosines
 from index.vectors import Mask
 from shards.costs import Dtype, weight_bytes
 from shards.shard_specs import ShardSpec, whole_model
@@ -62,7 +63,7 @@ COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
 MAX_LISTED = 10_000  # items are taken evenly spaced from these, as neighbours in a listing are alike
 RANK = 10
 
-Embedded = dict[str, Vectors]
+Embedded = dict[str, VectorColumn]
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,7 @@ def _vectors(tables: Sequence[pa.Table]) -> Embedded:
         for side, tower in SIDES.items()
     }
     return {
-        side: Vectors(unpack_vectors(column.drop_null()), pc.is_valid(column).to_numpy())
+        side: VectorColumn(unpack_vectors(column.drop_null()), pc.is_valid(column).to_numpy())
         for side, column in columns.items()
     }
 
@@ -325,7 +326,7 @@ def _compare_with_store(
     comparisons = []
     for side, column in columns.items():
         vectors = stored[column].take(pa.array(places, pa.int64()))
-        expected = Vectors(unpack_vectors(vectors.drop_null()), pc.is_valid(vectors).to_numpy())
+        expected = VectorColumn(unpack_vectors(vectors.drop_null()), pc.is_valid(vectors).to_numpy())
         comparisons.append(
             compare(side, _select_rows(found[side], expected.present), f"the store ({made_with})", expected, limit)
         )
@@ -336,14 +337,13 @@ def _keys(rows: pa.Table) -> list[tuple[object, ...]]:
     return list(zip(*(rows[name].to_pylist() for name in KEYS), strict=True))
 
 
-def _select_rows(vectors: Vectors, wanted: Mask) -> Vectors:
-    return Vectors(vectors.values[wanted[vectors.present]], vectors.present & wanted)
+def _select_rows(vectors: VectorColumn, wanted: Mask) -> VectorColumn:
+    return VectorColumn(vectors.values[wanted[vectors.present]], vectors.present & wanted)
 
 
 def _precision(
     runner: _Runner, rows: Sequence[pa.Table], specs: Sequence[ShardSpec], dtype: Dtype, expected: Embedded
 ) -> Precision:
-    """Run the plan in a dtype, and compare its vectors with those of the unsplit towers."""
     found, row_s = runner.run(rows, specs, dtype)
     angles = {side: cosines(found[side].values, expected[side].values) for side in SIDES if len(expected[side].values)}
     return Precision(
@@ -361,7 +361,6 @@ def _is_pair(vectors: Embedded) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def _recall(vectors: Embedded) -> float | None:
-    """Return the share of captions that find their own image among all pairs."""
     is_pair = _is_pair(vectors)
     if is_pair.sum() <= RANK:
         return None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from embedder.encoders.yes_no_reranker import YesNoReranker
+from embedder.media.decoder_process import Pixels
 from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.plugins.serve.api_schema import Query
@@ -17,7 +18,7 @@ from embedder.plugins.serve.serve_metrics import Metrics
 from embedder.plugins.serve.serve_settings import ServeSettings
 from embedder.plugins.serve.thumbnails import DecoderThreads
 from embedder.redaction import mask
-from embedder.retrieval.hit import Hit, Pixels, decode_hits
+from embedder.retrieval.hit import Hit, decode_hits
 from embedder.retrieval.hits import Hits
 from embedder.retrieval.queries import DEFAULT_OPTIONS, SearchOptions
 from embedder.retrieval.rerank import image_size_of, rerank_hits

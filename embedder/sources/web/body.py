@@ -81,7 +81,6 @@ def _describe(response: Response, head: bytes) -> str:
 
 
 def _pieces(response: Response, max_bytes: int, where: str) -> Iterator[bytes]:
-    """Yield the body, decompressed piece by piece, up to its end."""
     coding = (response.headers.get("Content-Encoding") or "identity").strip().lower()
     if coding != "identity" and coding not in WINDOW_BITS:
         raise FetchError(

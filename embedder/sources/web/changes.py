@@ -11,6 +11,7 @@ from embedder.config_toml.run_sections import WebConfig
 from embedder.sources.listing_schema import HASHED
 from embedder.sources.source_errors import FetchError
 from embedder.storage.web_address import is_web
+from embedder.store.tables.arrow_lookup import replace_column
 
 COMPARED = ("uri", "caption")
 UNANSWERED = "unanswered"  # it differs from any answer, so the item is fetched and the reason reported
@@ -41,8 +42,7 @@ def with_states(listing: pa.Table, settings: WebConfig) -> pa.Table:
         states = [f"{state}|{found}" if found else state for state, found in zip(states, validators, strict=True)]
     for number, state in zip(numbers, states, strict=True):
         modified[number] = state
-    column = pa.array(modified, pa.string())
-    return listing.set_column(listing.schema.get_field_index("modified"), listing.schema.field("modified"), column)
+    return replace_column(listing, "modified", pa.array(modified, pa.string()))
 
 
 def _digest(values: tuple[object, ...]) -> str:

@@ -107,7 +107,6 @@ def _read_part(files: StoreFiles, part: PartFile, columns: list[str]) -> pa.Tabl
 
 
 def _entry_of(files: StoreFiles, part: PartFile) -> str:
-    """Return the path of the file with a part file's journal entry, from the part file's name."""
     run_part, _, task = part.path.partition(f"-{part.session}-")
     run_id, name = run_part.removeprefix("part-"), f"{part.session}-{task.partition('.')[0][:TASK_DIGITS]}"
     return find_entry(files, run_id, name) or entry_path(run_id, name)

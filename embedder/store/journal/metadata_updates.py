@@ -17,7 +17,7 @@ from embedder.store.journal.finished import PLACE
 from embedder.store.journal.journal import JournalEntry
 from embedder.store.layout import journal_folder
 from embedder.store.schema import EMBEDDINGS
-from embedder.store.tables.arrow_lookup import positions, take_or_null
+from embedder.store.tables.arrow_lookup import positions, replace_column, take_or_null
 
 MOVED = pa.schema([EMBEDDINGS.field("item_id"), EMBEDDINGS.field("uri")])
 
@@ -51,8 +51,6 @@ def move_rows(rows: pa.Table, moves: pa.Table) -> pa.Table:
     for name in moves.schema.names:
         if name == "item_id" or name not in rows.schema.names:
             continue
-        index = rows.schema.get_field_index(name)
-        now = take_or_null(moves[name], place).cast(rows.schema.field(index).type)
-        column = pc.if_else(pc.is_valid(place), now, rows[name])
-        rows = rows.set_column(index, rows.schema.field(index), column)
+        now = take_or_null(moves[name], place).cast(rows[name].type)
+        rows = replace_column(rows, name, pc.if_else(pc.is_valid(place), now, rows[name]))
     return rows

@@ -30,7 +30,7 @@ from embedder.store.layout import record_bytes, utc_now
 from embedder.store.part_file import PartFile
 from embedder.store.schema import EMBEDDINGS, ITEMS, VECTOR_COLUMNS, with_carryover
 from embedder.store.store_errors import StoreUnavailableError
-from embedder.store.tables.arrow_lookup import without_items
+from embedder.store.tables.arrow_lookup import replace_column, without_items
 from embedder.store.tables.arrow_tensors import is_half, round_vectors
 from embedder.store.tables.item_states import split_records
 
@@ -234,14 +234,12 @@ def reject_non_finite(rows: pa.Table) -> pa.Table:
 def round_rows(rows: pa.Table) -> pa.Table:
     """Round the vectors of rows of the embeddings table, or of finished ones, to half precision."""
     for name in VECTOR_COLUMNS:
-        rows = rows.set_column(rows.schema.get_field_index(name), name, round_vectors(rows[name]))
+        rows = replace_column(rows, name, round_vectors(rows[name]))
     return rows
 
 
 def _overwrite(rows: pa.Table, name: str, value: object, mask: pa.Array) -> pa.Table:
-    index = rows.schema.get_field_index(name)
-    column = rows.schema.field(index)
-    return rows.set_column(index, column, pc.if_else(mask, pa.scalar(value, column.type), rows[name]))
+    return replace_column(rows, name, pc.if_else(mask, pa.scalar(value, rows[name].type), rows[name]))
 
 
 def _non_finite_rows(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:

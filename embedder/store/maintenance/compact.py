@@ -141,7 +141,6 @@ def _plan(
     *,
     lay_out: bool,
 ) -> _Plan:
-    """Plan a compaction; the files of vectors in `halves`, by model, are written anew."""
     groups = {
         model: {name: plan_groups(of_table, target) for name, of_table in tables.items()}
         for model, tables in parts.items()

@@ -8,7 +8,7 @@ are in docs/rollback-and-purge.md.
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from embedder.store.schema import VECTOR_COLUMNS
 from embedder.store.store_info import read_store_info, served_info
 from embedder.store.tables.arrow_tensors import is_half, round_vectors
 from embedder.store.tables.tables import RecordTable
+from index.vectors import Floats
 
 LOG = logging.getLogger(__name__)
 
 VectorType = Literal["float32", "float16"]
-Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 K = 10
 BLOCK_ROWS, NUM_FILES = 2048, 32

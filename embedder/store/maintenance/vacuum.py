@@ -13,7 +13,7 @@ from embedder.store.journal.runs import run_time, unfinished_runs
 from embedder.store.layout import INPUT_FOLDER, PAIRS_FILE, RUNS_FOLDER, STORE_FILE, Current, Published
 from embedder.store.publish.current import model_folder, move_current, record_of, writable
 from embedder.store.publish.deletions import delete_listed, unnamed_lists
-from embedder.store.publish.history import part_files, publications, readable
+from embedder.store.publish.history import part_files, publications, readable, run_of
 from embedder.store.publish.publication import INTENT_FILE
 from embedder.store.publish.query_towers import unneeded_towers
 from embedder.store.schema import TABLES
@@ -25,7 +25,6 @@ from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import unneeded_words
 from shards.file_schema import parse_json
 
-_PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.(?:parquet|bin)")
 _JOURNAL = re.compile(
     rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{INPUT_FOLDER}/[^/]+|{re.escape(INTENT_FILE)}|retired[^/]*\.parquet)"
 )
@@ -95,7 +94,6 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
 def _list_unneeded(
     files: StoreFiles, history: Sequence[Published], versions: Sequence[Current], unfinished: set[str], since: datetime
 ) -> list[FileInfo]:
-    """List part files, journals, indexes and word indexes of one model that are not needed."""
     return [
         *_parts(files, versions, unfinished),
         *_journals(files, unfinished),
@@ -180,8 +178,8 @@ def _parts(files: StoreFiles, versions: Sequence[Current], unfinished: set[str])
         for version in versions:
             needed.update(RecordTable(files, name, getattr(version, name)).needed_files())
         for path, size_bytes in part_files(files, name).items():
-            match = _PART.fullmatch(path)
-            if match and path not in needed and match["run_id"] not in unfinished:
+            run_id = run_of(path)
+            if run_id and path not in needed and run_id not in unfinished:
                 doomed.append(FileInfo(f"{name}/{path}", size_bytes))
     return doomed
 

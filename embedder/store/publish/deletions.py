@@ -64,7 +64,6 @@ def delete_listed(files: StoreFiles) -> None:
 
 
 def _read_list(files: StoreFiles, name: str) -> list[str] | None:
-    """Return the paths of a list, None if they are deleted; StoreError if it is damaged."""
     path = _list_file(name)
     try:
         found = parse_json(files.read(path))

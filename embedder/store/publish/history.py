@@ -1,6 +1,7 @@
 """History of a store: its publications from first to last, and which can be read."""
 
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +18,7 @@ from embedder.store.tables.tables import RecordTable
 
 LOG = logging.getLogger(__name__)
 
+_PART = re.compile(r"part-(?P<run_id>\d{8}T\d{6}Z-[0-9a-f]+)-.*\.(?:parquet|bin)")
 SAME_ROWS = ("compaction", "migration", "index", "purge")
 """Kinds of publication with the same rows as the one before; a purge also removes its items from that one."""
 
@@ -128,6 +130,12 @@ def part_files(files: StoreFiles, name: str) -> dict[str, int]:
         for info in files.list(name)
         if info.path.endswith((".parquet", ".bin")) and "/_delta_log/" not in info.path
     }
+
+
+def run_of(name: str) -> str:
+    """Return the run id in the name of a part file or of one of deletion vectors; empty if there is none."""
+    found = _PART.fullmatch(name)
+    return found["run_id"] if found is not None else ""
 
 
 def _list_readable(files: StoreFiles, name: str, numbers: set[int], gone: set[str], folder: str) -> set[int]:

@@ -20,8 +20,9 @@ from embedder.store.part_file import PartFile
 from embedder.store.publish.interim import NO_IDS
 from embedder.store.schema import TABLES, VECTOR_COLUMNS, with_carryover
 from embedder.store.tables.arrow_lookup import KnownIds
-from embedder.store.tables.deletion_vectors import Mask, Rows, marked_stats, store_vectors
+from embedder.store.tables.deletion_vectors import marked_stats, store_vectors
 from embedder.store.tables.tables import RecordTable
+from index.vectors import Mask, Rows
 
 INTENT_FILE = "publication.json"
 RETIRED_FILE = "retired.parquet"
@@ -212,7 +213,6 @@ def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile
 
 
 def _rest(work: Publication, table: RecordTable, change: _Change) -> PartFile | None:
-    """Write a part file with the rows that stay; None if there are none."""
     stays = change.stays_mask
     if not stays.any():
         return None
@@ -246,7 +246,6 @@ def _mark(work: Publication, table: RecordTable, changes: list[_Change]) -> list
 
 
 def _rows_to_mark(table: RecordTable, change: _Change) -> Rows:
-    """Return the rows of a stored part file that have left after a change, with those that had left before."""
     leaving = ~change.stays_mask
     leaving[change.moving] = True
     before = table.marked_rows(change.part.path)

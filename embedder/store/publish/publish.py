@@ -228,7 +228,7 @@ def _read_decision(
     if session not in (None, intent.session):  # whose order must not be mixed with what this one knows
         files.confirm_lease()
         raise StoreError(f"{files.uri(path)}: written by session {intent.session} of the run meanwhile; run again")
-    retired = pq.read_table(BytesIO(files.read(run_file(run_id, intent.retired))))["item_id"]
+    retired = _read_retired(files, run_file(run_id, intent.retired))
     if entries is None:
         counting = set(intent.entries)
         entries = [entry for entry in read_entries(files, run_id, is_light=True) if entry.name in counting]
@@ -239,6 +239,10 @@ def _read_decision(
     return Publication(
         files, run_id, intent, entries, batch.finished, whole, retired, moves, published_names=before.names
     )
+
+
+def _read_retired(files: StoreFiles, path: str) -> pa.ChunkedArray:
+    return pq.read_table(BytesIO(files.read(path)))["item_id"]
 
 
 def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder) -> Current:

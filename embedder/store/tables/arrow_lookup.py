@@ -71,6 +71,12 @@ def take_or_null(column: pa.ChunkedArray, rows: pa.ChunkedArray) -> pa.ChunkedAr
     return column.cast(LARGE).take(rows).cast(pa.string())
 
 
+def replace_column(rows: pa.Table, name: str, column: pa.ChunkedArray | pa.Array) -> pa.Table:
+    """Return the rows with a column in place of the one of that name, of the same field."""
+    index = rows.schema.get_field_index(name)
+    return rows.set_column(index, rows.schema.field(index), column)
+
+
 def without_items(rows: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
     """Return the rows of all other items."""
     if not len(ids):

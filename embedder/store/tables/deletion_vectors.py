@@ -17,6 +17,7 @@ import numpy as np
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
+from index.vectors import Mask, Rows
 
 FEATURE = "deletionVectors"
 PROPERTY = "delta.enableDeletionVectors"
@@ -26,9 +27,6 @@ INLINE_BYTES = 512
 LEGACY_FEATURES = ("appendOnly", "invariants")
 """Features of the protocol (1, 2), which has no lists: the lists of version 7 have to name them."""
 
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-"""Ascending row numbers of a part file, from 0."""
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 _DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _VALUES = np.full(256, 255, np.uint8)

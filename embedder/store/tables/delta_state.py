@@ -108,7 +108,6 @@ def advance(state: TableState | None, entry: bytes) -> TableState:
 
 
 def _list_log(files: StoreFiles, table: str, first: int = 0) -> tuple[dict[int, str], dict[int, list[str]]]:
-    """Return the paths of the entries and of complete checkpoints by number, starting at `first`."""
     entries: dict[int, str] = {}
     parts: dict[tuple[int, int], list[str]] = defaultdict(list)
     folder = f"{table}/{LOG_FOLDER}"
@@ -133,7 +132,6 @@ def _parse_actions(path: str, content: bytes) -> list[Action]:
 
 
 def _state_at(version: int, paths: Sequence[str], contents: Sequence[bytes]) -> TableState:
-    """Return the state of a version from the log files that it needs, in order."""
     pieces = (_parse_actions(path, content) for path, content in zip(paths, contents, strict=True))
     return _replay(None, version, pieces)
 

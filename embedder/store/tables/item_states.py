@@ -52,7 +52,6 @@ def _optional(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray |
 
 
 def _is_held(rows: pa.Table) -> pa.Array:
-    """Return whether each item's content is one of its `held_versions`."""
     versions = _optional(rows, HELD_VERSIONS.name, HELD_VERSIONS.type)
     parents = pc.list_parent_indices(versions)
     found = pc.equal(pc.list_flatten(versions), rows["content_version"].take(parents))

@@ -8,14 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.errors import StoreError
-from embedder.storage.vector_pages import Floats, Place, VectorColumn, is_laid_out, split_columns
+from embedder.storage.vector_pages import Place, VectorColumn, is_laid_out, split_columns
 from embedder.store.files import StoreFiles
 from embedder.store.part_file import PartFile
 from embedder.store.schema import TABLES, with_nulls
 from embedder.store.tables.deletion_vectors import (
     DeletionVector,
-    Mask,
-    Rows,
     files_of,
     has_feature,
     live_rows,
@@ -26,6 +24,7 @@ from embedder.store.tables.deletion_vectors import (
 )
 from embedder.store.tables.delta_log import Action, columns_entry, commit_entry, entry_file, put_checkpoint, table_entry
 from embedder.store.tables.delta_state import LogError, TableState, advance, read_state
+from index.vectors import Floats, Mask, Rows
 from shards.file_schema import parse_json
 
 ROWS_PER_PIECE = 100_000

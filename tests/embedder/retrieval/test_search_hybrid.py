@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from search_stores import QUERY, ids, picture, searchable, video
 
-from embedder.retrieval import snapshot
+from embedder.retrieval import row_metadata, snapshot
 from embedder.retrieval.hybrid import reciprocal_rank_fusion
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.store_api import open_store
@@ -161,8 +161,9 @@ def test_a_searcher_that_takes_over_is_ready_for_the_same_queries(store, monkeyp
     hybrid(store, "sea", where="segment = 0")
     fresh = open_store(store.files.address)
     fresh.prepare(store)
-    for name in ("open_words", "RowMetadata", "ExactIndex", "open_version", "ItemRows", "RowFilter"):
+    for name in ("open_words", "RowMetadata", "ExactIndex", "open_version", "ItemRows"):
         monkeypatch.setattr(snapshot, name, None)
+    monkeypatch.setattr(row_metadata, "RowFilter", None)
     assert hybrid(fresh, "sea", where="segment = 0") == hybrid(store, "sea", where="segment = 0")
 
 

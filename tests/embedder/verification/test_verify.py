@@ -17,7 +17,8 @@ from embedder.errors import ConfigError, SourceError, StoreError
 from embedder.executors.job import check_int8
 from embedder.ingest.embed import embed
 from embedder.models.model_folder import open_model
-from embedder.verification.compare_vectors import Limit, Vectors, compare
+from embedder.storage.vector_pages import VectorColumn
+from embedder.verification.compare_vectors import Limit, compare
 from embedder.verification.verify import verify
 from shards.fresh import init_model
 from shards.int8_benefit import Int8Benefit, measure_int8_benefit
@@ -217,10 +218,10 @@ def test_rows_that_one_side_lacks_and_numbers_that_are_none_are_failures():
     two = np.eye(2, 4, dtype=np.float32)
     limit = Limit(max_difference=1e-6, min_cosine=0.9)
     both, first = np.array([True, True]), np.array([True, False])
-    assert compare("image", Vectors(two, both), "x", Vectors(two, both), limit).passed
-    assert compare("image", Vectors(two[:1], first), "x", Vectors(two, both), limit).passed is False
+    assert compare("image", VectorColumn(two, both), "x", VectorColumn(two, both), limit).passed
+    assert compare("image", VectorColumn(two[:1], first), "x", VectorColumn(two, both), limit).passed is False
     broken = two.copy()
     broken[1, 2] = np.nan
-    assert compare("image", Vectors(broken, both), "x", Vectors(broken, both), limit).passed is False
-    turned = compare("image", Vectors(-two, both), "x", Vectors(two, both), Limit(min_cosine=0.9))
+    assert compare("image", VectorColumn(broken, both), "x", VectorColumn(broken, both), limit).passed is False
+    turned = compare("image", VectorColumn(-two, both), "x", VectorColumn(two, both), Limit(min_cosine=0.9))
     assert (turned.passed, turned.least_cosine, turned.num_equal) == (False, -1.0, 0)

@@ -20,7 +20,6 @@ from embedder.store.publish.history import part_files
 from embedder.store.schema import VECTOR_COLUMNS
 from embedder.store.tables.deletion_vectors import (
     DeletionVector,
-    Rows,
     marked_rows,
     marked_stats,
     store_vectors,
@@ -30,6 +29,7 @@ from embedder.store.tables.deletion_vectors import (
 )
 from embedder.store.tables.delta_log import LOG_FOLDER, Action, change_log, read_actions
 from embedder.store.tables.tables import RecordTable
+from index.vectors import Rows
 
 Vectors = dict[str, set[DeletionVector | None]]
 
