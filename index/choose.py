@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from index.constraints import LARGER, Constraints, judge, keeps, rank
 from index.design_trials import DesignTrials, Projections
 from index.designs import KINDS, Design, default_design, designs_in_parts, parse_design
-from index.held_out_queries import RecallQueries
 from index.manifest import DesignTrial
+from index.recall import GroundTruth
 from index.vectors import VectorTable
 
 # Rows of the sample: an eighth of the table within these bounds, because trials take as long as building so many.
@@ -30,7 +30,7 @@ class DesignSearch:
 
     Attributes:
         table: the vectors.
-        measured: queries that recall is measured with.
+        answers: exact ones of the table to the queries that recall is measured with.
         projections: learned from other queries.
         kind: `flat`, `hnsw`, `ivf` or a design's notation; `auto` chooses by measuring.
         constraints: limits to keep.
@@ -39,7 +39,7 @@ class DesignSearch:
     """
 
     table: VectorTable
-    measured: RecallQueries
+    answers: GroundTruth
     projections: Projections
     kind: str
     constraints: Constraints
@@ -59,7 +59,7 @@ class DesignSearch:
             yield default_design(self.kind, self.table.num_vectors) if self.kind in KINDS else parse_design(self.kind)
             return
         exact, *waiting = _candidates(self.table, self.projections, self.constraints, measure_all=self.measure_all)
-        num_tried = min(NUM_TRIED, max(MIN_TRIED, self.table.num_vectors // 8))
+        num_tried = min(NUM_TRIED, max(MIN_TRIED, self.table.num_vectors // 8), self.table.num_vectors)
         large = self._trials(num_tried)
         self.trials.append(large.measure(exact))
         left, small = [*self.trials], None
@@ -67,7 +67,7 @@ class DesignSearch:
             yield parse_design(left.pop().design)
         if self.constraints.latency_ms is not None:
             waiting.sort(key=self._estimate_bytes)
-        elif len(waiting) > _FEW and min(self.table.num_vectors, num_tried) > 2 * NUM_SCREENED and not self.measure_all:
+        elif len(waiting) > _FEW and num_tried >= 2 * NUM_SCREENED and not self.measure_all:
             small = self._trials(NUM_SCREENED)
         missed: set[Design] = set()
         while left or waiting:
@@ -129,7 +129,7 @@ class DesignSearch:
 
     def _trials(self, num_rows: int) -> DesignTrials:
         limits = (self.constraints.recall, self.constraints.latency_ms)
-        return DesignTrials(self.table, num_rows, self.measured, self.projections, *limits)
+        return DesignTrials(self.table, num_rows, self.answers, self.projections, *limits)
 
 
 def _screened_cost(trial: DesignTrial, constraints: Constraints) -> tuple[bool, float]:

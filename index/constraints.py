@@ -13,7 +13,8 @@ DEFAULT_RECALL = 0.95
 DEFAULT_LATENCY_MS = 10.0
 # Where a latency is given, how many times larger than the smallest index a faster one may be.
 LARGER = 2.0
-_AS_FAST = 1.25  # times the latency of the fastest: as fast, as far as trials can tell
+# Times the latency of the fastest: about as fast. Where the fastest is wanted, only what trials can't tell apart.
+_AS_FAST, _AS_FAST_WITHIN_LATENCY = 1.1, 1.25
 OnMissed = Literal["publish", "keep", "fail"]
 """What to do where no design keeps the constraints: publish the nearest, keep what is published, or fail."""
 _LEAST_MISSED = 1e-3  # share of neighbours that may be missed where a recall of 1 is asked for, to compare designs
@@ -62,7 +63,7 @@ def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[Design
     if constraints.latency_ms is not None:
         most_bytes = LARGER * min((trial.expected_bytes for trial in fitting), default=0)
     small_ms = [trial.expected_latency_ms for trial in fitting if trial.expected_bytes <= most_bytes]
-    most_ms = _AS_FAST * min(small_ms, default=0)
+    most_ms = (_AS_FAST if constraints.latency_ms is None else _AS_FAST_WITHIN_LATENCY) * min(small_ms, default=0)
 
     def cost(trial: DesignTrial) -> tuple[int, float, float]:
         num_bytes, latency_ms = trial.expected_bytes, trial.expected_latency_ms

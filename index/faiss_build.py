@@ -84,11 +84,17 @@ def _space_levels(lists: faiss.Index, vectors: Floats) -> None:
 
 def rerank_with(base: faiss.Index, design: Design, table: VectorTable) -> faiss.Index:
     """Add re-ranking, as `build` does, to an index of every vector, which may serve several designs."""
+    rerank = train_reranking(design, table)
+    add(rerank, table.blocks())
+    return faiss.IndexRefine(base, rerank)
+
+
+def train_reranking(design: Design, table: VectorTable) -> faiss.Index:
+    """Make an empty index of the codes that a design re-ranks with, and train it on a sample of the table."""
     with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"):
         rerank = faiss.index_factory(table.dim, design.rerank, faiss.METRIC_INNER_PRODUCT)
         rerank.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
-    add(rerank, table.blocks())
-    return faiss.IndexRefine(base, rerank)
+    return rerank
 
 
 @contextmanager

@@ -7,6 +7,7 @@ equals the tenth's, so that any of several equal vectors will do.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import faiss
 import numpy as np
 
 from index.faiss_build import nearest_in_table
@@ -67,6 +68,22 @@ def measure_recall(ground_truth: GroundTruth, search: Search, vectors_of: Callab
         # finds.
         is_right[query, places] = np.abs(scores[:-1] - scores[-1]) <= SCORE_TOLERANCE
     return float(np.mean(is_right))
+
+
+def measure_rounding(ground_truth: GroundTruth, table: VectorTable, code: faiss.Index) -> float:
+    """Compute the recall that is left where rounded vectors order the nearest and as many after them, in [0, 1].
+
+    `table` has the vectors of the ground truth, `code` is a trained index that rounds them.
+    """
+    wanted = ground_truth.num_wanted
+    exact, rows = ground_truth.scores[:, : 2 * wanted], ground_truth.rows[:, : 2 * wanted]
+    if not rows.size:
+        return 1.0
+    rounded = code.sa_decode(code.sa_encode(table.take(np.maximum(rows, 0).ravel())))
+    scores = np.einsum("qke,qe->qk", rounded.reshape(*rows.shape, -1), ground_truth.queries.vectors)
+    best = np.argsort(np.where(rows < 0, np.inf, -scores), axis=1, kind="stable")[:, :wanted]
+    found = np.take_along_axis(exact, best, axis=1)
+    return float(np.mean(found >= exact[:, wanted - 1 : wanted] - SCORE_TOLERANCE))
 
 
 def update_ground_truth(
