@@ -6,7 +6,7 @@ the smallest that keeps it; else the fastest on a small sample, on which all are
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from index.constraints import LARGER, Constraints, judge, keeps, rank
@@ -69,20 +69,25 @@ class DesignSearch:
             waiting.sort(key=self._estimate_bytes)
         elif len(waiting) > _FEW and num_tried >= 2 * NUM_SCREENED and not self.measure_all:
             small = self._trials(NUM_SCREENED)
-        missed: set[Design] = set()
+
+        def measure(design: Design) -> None:
+            waiting.remove(design)
+            left.append(large.measure(design))
+            self.trials.append(left[-1])
+
+        if small is not None:
+            for design in [each for each in waiting if each.has_projected_codes]:
+                measure(design)
         while left or waiting:
             if small is not None:
-                self._screen(small, waiting, missed)
+                self._screen(small, left, waiting)
             while (following := self._find_next(left, waiting)) is not None:
-                waiting.remove(following)
-                left.append(large.measure(following))
-                self.trials.append(left[-1])
+                measure(following)
             ranked = rank(left, self.constraints)
             if not ranked:
                 return
             left.remove(ranked[0])
-            missed.add(design := parse_design(ranked[0].design))
-            yield design
+            yield parse_design(ranked[0].design)
 
     def judge_trials(self, chosen: str, missed: Mapping[str, str]) -> tuple[DesignTrial, ...]:
         """Return all measurements with their verdicts; none for a requested design.
@@ -106,20 +111,27 @@ class DesignSearch:
         """Return the next design to measure; None if none can beat those `left`, measured and not yet built."""
         if self.measure_all:
             return next(iter(waiting), None)
-        limits = self.constraints, self.constraints.latency_ms
-        kept = [parse_design(each.design) for each in left if keeps(each, *limits)]
-        following = next((each for each in waiting if not any(map(each.is_outdone_by, kept))), None)
+        following = next(iter(self._list_open(left, waiting)), None)
         return None if following is None or self._may_stop(left, following) else following
 
-    def _screen(self, small: DesignTrials, waiting: list[Design], missed: Collection[Design]) -> None:
-        """Measure those waiting on the small sample, and sort them by that.
+    def _list_kept(self, left: Sequence[DesignTrial]) -> list[Design]:
+        limits = self.constraints, self.constraints.latency_ms
+        return [parse_design(each.design) for each in left if keeps(each, *limits)]
 
-        What another outdoes waits on, unmeasured, unless that one `missed` the constraints on the whole table.
+    def _list_open(self, left: Sequence[DesignTrial], waiting: Sequence[Design]) -> list[Design]:
+        """List those waiting that none outdoes of those `left` that keep the constraints."""
+        kept = self._list_kept(left)
+        return [each for each in waiting if not any(map(each.is_outdone_by, kept))]
+
+    def _screen(self, small: DesignTrials, left: Sequence[DesignTrial], waiting: list[Design]) -> None:
+        """Measure those waiting that none outdoes on the small sample, and sort them by that.
+
+        The codes of projections that keep the constraints are measured, too, to compare.
         """
-        for design in waiting:
-            screened = [(each, _screened_cost(trial, self.constraints)) for each, trial in self._screened.items()]
-            kept = [each for each, (misses, _) in screened if not misses and each not in missed]
-            if design not in self._screened and not any(map(design.is_outdone_by, kept)):
+        waits = self._list_open(left, waiting)
+        codes = [each for each in self._list_kept(left) if each.has_projected_codes] if waits else []
+        for design in [*codes, *waits]:
+            if design not in self._screened:
                 self._screened[design] = small.measure(design)
         waiting.sort(key=self._waiting_cost)
 

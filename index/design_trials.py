@@ -135,7 +135,7 @@ class DesignTrials:
         target: float,
         latency_ms: float | None = None,
     ) -> None:
-        """Draw a sample, and find the exact answers in it.
+        """Draw a sample; the exact answers in it are found by the first measurement.
 
         Args:
             table: the vectors.
@@ -148,10 +148,14 @@ class DesignTrials:
         rows = table.sample(num_rows, _SAMPLE_SEED)
         self._sample, self._num_vectors = VectorTable(len(rows), table.dim, table.take(rows)), table.num_vectors
         asked = answers.queries if answers.queries.own_rows is None else sampled_queries(self._sample)
-        self._ground_truth, self._target = find_ground_truth(self._sample, asked), target
+        self._asked, self._target = asked, target
         self._table, self._answers, self._lost = table, answers, dict[str, float]()
         self._projections, self._latency_ms, self._exact_ms = projections, latency_ms, math.inf
         self._last: tuple[Design, faiss.Index, float] | None = None
+
+    @cached_property
+    def _ground_truth(self) -> GroundTruth:
+        return find_ground_truth(self._sample, self._asked)
 
     def measure(self, design: Design) -> DesignTrial:
         """Build a design with fewer lists, and measure the cheapest search parameters that reach the recall."""

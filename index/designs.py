@@ -128,6 +128,11 @@ class Design:
         return _CODE_GROUPS.search(self.factory) is not None
 
     @property
+    def has_projected_codes(self) -> bool:
+        """Whether its codes are of 4 bits for each number of a projection."""
+        return self.projection is not None and self.has_fast_scan
+
+    @property
     def has_small_codes(self) -> bool:
         """Whether its codes have a few bits per dimension."""
         return _SMALL_CODES.search(self.factory) is not None
@@ -138,7 +143,7 @@ class Design:
         More bits for the same projections, whole vectors, or a graph over either take more memory and twice the time;
         weighted codes take about as much memory and three times the time (on the shapes of `scripts/vector_shapes.py`).
         """
-        if other.projection is None or not other.has_fast_scan or self.on_disk:
+        if not other.has_projected_codes or self.on_disk:
             return False
         is_same = (self.projection, self.first, self.rerank) == (other.projection, other.first, other.rerank)
         return self.projection is None or (is_same and not self.has_fast_scan)

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_samples import Build, exact_rows, make_images_and_captions, make_vectors, share_found
+from index_samples import Build, exact_rows, make_images_and_captions, make_vectors, share_found, unit
 
 from index import faiss_build
+from index.autotune import Meter
 from index.choose import DesignSearch, may_stop
 from index.constraints import Constraints, judge, no_design_text, rank
-from index.design_trials import Projections, QueryDirections
+from index.design_trials import DesignTrials, Projections, QueryDirections
 from index.designs import Design, candidate_designs, count_lists, parse_design
-from index.held_out_queries import split_queries
+from index.held_out_queries import RecallQueries, split_queries
 from index.index_errors import RetrievalError
 from index.manifest import DesignTrial
 from index.recall import find_ground_truth
@@ -304,6 +305,30 @@ def test_without_a_latency_all_are_measured_on_a_small_sample_and_few_on_a_large
     assert len(fitting) >= 4
     assert manifest.memory_bytes <= 700_000
     assert manifest.recall_at_10 >= 0.95
+
+
+def test_a_trial_counts_what_rounding_loses_where_the_whole_table_lies_closer() -> None:
+    """On the sample each of many groups of neighbours has one vector, which 8 bits tell from all others."""
+    rng = np.random.default_rng(0)
+    images = unit(np.repeat(make_vectors(500, 32), 16, axis=0) + 0.002 * rng.standard_normal((8000, 32)))
+    table = VectorTable(*images.shape, images)
+    answers = find_ground_truth(table, RecallQueries(make_vectors(200, 32, seed=1), "text"))
+    trials = DesignTrials(table, 500, answers, Projections(np.empty((0, 32), np.float32), table), target=0.95)
+    with faiss_build.threads(1):
+        fine, coarse = (trials.measure(parse_design(f"IVF4,Flat,Refine({code})")) for code in ("SQfp16", "SQ8"))
+        whole = Meter(faiss_build.build(parse_design("SQ8"), table), parse_design("SQ8"), table.take)
+    assert fine.recall_at_10 >= 0.95
+    assert whole.point(answers, {}).recall_at_10 < 0.9, "or rounding loses nothing"
+    assert coarse.recall_at_10 == pytest.approx(whole.point(answers, {}).recall_at_10, abs=0.05)
+    assert rank([fine, coarse], Constraints()) == [fine]
+
+
+def test_where_the_fastest_is_wanted_a_smaller_one_must_be_as_fast() -> None:
+    small = trial("LeanVec32,IVF64,PQ32x4fsr,Refine(SQ8)", 0.96, 0.24, 300)
+    assert rank([LEAN, small], Constraints()) == [LEAN, small]
+    assert rank([LEAN, small], Constraints(latency_ms=3.0)) == [small, LEAN]
+    as_fast = small.model_copy(update={"expected_latency_ms": 0.21})
+    assert rank([LEAN, as_fast], Constraints()) == [as_fast, LEAN]
 
 
 def test_where_codes_of_4_bits_of_projections_keep_the_recall_little_else_is_measured(
