@@ -325,10 +325,12 @@ def test_a_trial_counts_what_rounding_loses_where_the_whole_table_lies_closer() 
 
 def test_where_the_fastest_is_wanted_a_smaller_one_must_be_as_fast() -> None:
     small = trial("LeanVec32,IVF64,PQ32x4fsr,Refine(SQ8)", 0.96, 0.24, 300)
-    assert rank([LEAN, small], Constraints()) == [LEAN, small]
-    assert rank([LEAN, small], Constraints(latency_ms=3.0)) == [small, LEAN]
+    assert rank([FLAT, LEAN, small], Constraints()) == [LEAN, small, FLAT]
+    assert rank([FLAT, LEAN, small], Constraints(latency_ms=3.0)) == [small, LEAN]
     as_fast = small.model_copy(update={"expected_latency_ms": 0.21})
-    assert rank([LEAN, as_fast], Constraints()) == [as_fast, LEAN]
+    assert rank([FLAT, LEAN, as_fast], Constraints()) == [as_fast, LEAN, FLAT]
+    slower = small.model_copy(update={"expected_latency_ms": 0.6})
+    assert rank([FLAT, GRAPH, slower], Constraints()) == [slower, GRAPH, FLAT], "a graph is larger than the vectors"
 
 
 def test_where_codes_of_4_bits_of_projections_keep_the_recall_little_else_is_measured(
