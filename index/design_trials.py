@@ -172,7 +172,7 @@ class DesignTrials:
             _, point = meter.tune_finely(self._ground_truth, min(1.0, self._target + lost))
             if design.is_exact:
                 self._exact_ms = point.latency_ms
-            point = point.model_copy(update={"recall_at_10": point.recall_at_10 - lost})
+            point = point.model_copy(update={"recall_at_10": max(0.0, point.recall_at_10 - lost)})
             return _trial(design, index, point, build_s, self._num_vectors)
 
     def _rounding_lost(self, design: Design) -> float:
