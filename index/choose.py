@@ -70,19 +70,13 @@ class DesignSearch:
         elif len(waiting) > _FEW and num_tried >= 2 * NUM_SCREENED and not self.measure_all:
             small = self._trials(NUM_SCREENED)
 
-        def measure(design: Design) -> None:
-            waiting.remove(design)
-            left.append(large.measure(design))
-            self.trials.append(left[-1])
-
-        if small is not None:
-            for design in [each for each in waiting if each.has_projected_codes]:
-                measure(design)
+        for design in [each for each in waiting if small is not None and each.has_projected_codes]:
+            self._measure(large, design, left, waiting)
         while left or waiting:
             if small is not None:
                 self._screen(small, left, waiting)
             while (following := self._find_next(left, waiting)) is not None:
-                measure(following)
+                self._measure(large, following, left, waiting)
             ranked = rank(left, self.constraints)
             if not ranked:
                 return
@@ -100,6 +94,11 @@ class DesignSearch:
         designs = {trial.design for trial in self.trials}
         left = [trial for design, trial in self._screened.items() if str(design) not in designs]
         return tuple(judge([*self.trials, *left], found[0], self.constraints, missed))
+
+    def _measure(self, large: DesignTrials, design: Design, left: list[DesignTrial], waiting: list[Design]) -> None:
+        waiting.remove(design)
+        left.append(large.measure(design))
+        self.trials.append(left[-1])
 
     def _estimate_bytes(self, design: Design) -> float:
         return design.estimated_bytes(self.table.num_vectors, self.table.dim)
