@@ -89,9 +89,9 @@ def build_index(
         ids = check_ids(ids, table.num_vectors)
         split = split_queries(table, queries, query_kind)
         projections = Projections(split.learned, table)
-        search = DesignSearch(table, split.tuned, projections, kind, constraints, measure_all)
         with timer.step("exact answers"):
             ground_truths = _find_ground_truths(table, split)
+        search = DesignSearch(table, ground_truths.asked, projections, kind, constraints, measure_all)
 
         def make(design: Design) -> faiss.Index | DiskIndex:
             if design.in_parts:

@@ -6,14 +6,14 @@ the smallest that keeps it; else the fastest on a small sample, on which all are
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from index.constraints import LARGER, Constraints, judge, keeps, rank
 from index.design_trials import DesignTrials, Projections
 from index.designs import KINDS, Design, default_design, designs_in_parts, parse_design
-from index.held_out_queries import RecallQueries
 from index.manifest import DesignTrial
+from index.recall import GroundTruth
 from index.vectors import VectorTable
 
 # Rows of the sample: an eighth of the table within these bounds, because trials take as long as building so many.
@@ -30,7 +30,7 @@ class DesignSearch:
 
     Attributes:
         table: the vectors.
-        measured: queries that recall is measured with.
+        answers: exact ones of the table to the queries that recall is measured with.
         projections: learned from other queries.
         kind: `flat`, `hnsw`, `ivf` or a design's notation; `auto` chooses by measuring.
         constraints: limits to keep.
@@ -39,7 +39,7 @@ class DesignSearch:
     """
 
     table: VectorTable
-    measured: RecallQueries
+    answers: GroundTruth
     projections: Projections
     kind: str
     constraints: Constraints
@@ -59,7 +59,7 @@ class DesignSearch:
             yield default_design(self.kind, self.table.num_vectors) if self.kind in KINDS else parse_design(self.kind)
             return
         exact, *waiting = _candidates(self.table, self.projections, self.constraints, measure_all=self.measure_all)
-        num_tried = min(NUM_TRIED, max(MIN_TRIED, self.table.num_vectors // 8))
+        num_tried = min(NUM_TRIED, max(MIN_TRIED, self.table.num_vectors // 8), self.table.num_vectors)
         large = self._trials(num_tried)
         self.trials.append(large.measure(exact))
         left, small = [*self.trials], None
@@ -67,22 +67,21 @@ class DesignSearch:
             yield parse_design(left.pop().design)
         if self.constraints.latency_ms is not None:
             waiting.sort(key=self._estimate_bytes)
-        elif len(waiting) > _FEW and min(self.table.num_vectors, num_tried) > 2 * NUM_SCREENED and not self.measure_all:
+        elif len(waiting) > _FEW and num_tried >= 2 * NUM_SCREENED and not self.measure_all:
             small = self._trials(NUM_SCREENED)
-        missed: set[Design] = set()
+
+        for design in [each for each in waiting if small is not None and each.has_projected_codes]:
+            self._measure(large, design, left, waiting)
         while left or waiting:
             if small is not None:
-                self._screen(small, waiting, missed)
+                self._screen(small, left, waiting)
             while (following := self._find_next(left, waiting)) is not None:
-                waiting.remove(following)
-                left.append(large.measure(following))
-                self.trials.append(left[-1])
+                self._measure(large, following, left, waiting)
             ranked = rank(left, self.constraints)
             if not ranked:
                 return
             left.remove(ranked[0])
-            missed.add(design := parse_design(ranked[0].design))
-            yield design
+            yield parse_design(ranked[0].design)
 
     def judge_trials(self, chosen: str, missed: Mapping[str, str]) -> tuple[DesignTrial, ...]:
         """Return all measurements with their verdicts; none for a requested design.
@@ -96,6 +95,11 @@ class DesignSearch:
         left = [trial for design, trial in self._screened.items() if str(design) not in designs]
         return tuple(judge([*self.trials, *left], found[0], self.constraints, missed))
 
+    def _measure(self, large: DesignTrials, design: Design, left: list[DesignTrial], waiting: list[Design]) -> None:
+        waiting.remove(design)
+        left.append(large.measure(design))
+        self.trials.append(left[-1])
+
     def _estimate_bytes(self, design: Design) -> float:
         return design.estimated_bytes(self.table.num_vectors, self.table.dim)
 
@@ -106,20 +110,27 @@ class DesignSearch:
         """Return the next design to measure; None if none can beat those `left`, measured and not yet built."""
         if self.measure_all:
             return next(iter(waiting), None)
-        limits = self.constraints, self.constraints.latency_ms
-        kept = [parse_design(each.design) for each in left if keeps(each, *limits)]
-        following = next((each for each in waiting if not any(map(each.is_outdone_by, kept))), None)
+        following = next(iter(self._list_open(left, waiting)), None)
         return None if following is None or self._may_stop(left, following) else following
 
-    def _screen(self, small: DesignTrials, waiting: list[Design], missed: Collection[Design]) -> None:
-        """Measure those waiting on the small sample, and sort them by that.
+    def _list_kept(self, left: Sequence[DesignTrial]) -> list[Design]:
+        limits = self.constraints, self.constraints.latency_ms
+        return [parse_design(each.design) for each in left if keeps(each, *limits)]
 
-        What another outdoes waits on, unmeasured, unless that one `missed` the constraints on the whole table.
+    def _list_open(self, left: Sequence[DesignTrial], waiting: Sequence[Design]) -> list[Design]:
+        """List those waiting that none outdoes of those `left` that keep the constraints."""
+        kept = self._list_kept(left)
+        return [each for each in waiting if not any(map(each.is_outdone_by, kept))]
+
+    def _screen(self, small: DesignTrials, left: Sequence[DesignTrial], waiting: list[Design]) -> None:
+        """Measure those waiting that none outdoes on the small sample, and sort them by that.
+
+        The codes of projections that keep the constraints are measured, too, to compare.
         """
-        for design in waiting:
-            screened = [(each, _screened_cost(trial, self.constraints)) for each, trial in self._screened.items()]
-            kept = [each for each, (misses, _) in screened if not misses and each not in missed]
-            if design not in self._screened and not any(map(design.is_outdone_by, kept)):
+        waits = self._list_open(left, waiting)
+        codes = [each for each in self._list_kept(left) if each.has_projected_codes] if waits else []
+        for design in [*codes, *waits]:
+            if design not in self._screened:
                 self._screened[design] = small.measure(design)
         waiting.sort(key=self._waiting_cost)
 
@@ -129,7 +140,7 @@ class DesignSearch:
 
     def _trials(self, num_rows: int) -> DesignTrials:
         limits = (self.constraints.recall, self.constraints.latency_ms)
-        return DesignTrials(self.table, num_rows, self.measured, self.projections, *limits)
+        return DesignTrials(self.table, num_rows, self.answers, self.projections, *limits)
 
 
 def _screened_cost(trial: DesignTrial, constraints: Constraints) -> tuple[bool, float]:

@@ -13,7 +13,9 @@ DEFAULT_RECALL = 0.95
 DEFAULT_LATENCY_MS = 10.0
 # Where a latency is given, how many times larger than the smallest index a faster one may be.
 LARGER = 2.0
-_AS_FAST = 1.25  # times the latency of the fastest: as fast, as far as trials can tell
+# Times the latency of the fastest: about as fast. The lower one, within which trials tell nothing apart, holds where
+# the fastest is wanted and takes less memory than the vectors themselves.
+_AS_FAST, _EQUALLY_FAST = 1.25, 1.1
 OnMissed = Literal["publish", "keep", "fail"]
 """What to do where no design keeps the constraints: publish the nearest, keep what is published, or fail."""
 _LEAST_MISSED = 1e-3  # share of neighbours that may be missed where a recall of 1 is asked for, to compare designs
@@ -50,8 +52,9 @@ class Constraints:
 def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[DesignTrial]:
     """Order the trials that keep the constraints, best first; none may.
 
-    Exact search comes first if it is fast enough; then, of those about as fast as the fastest, the smallest. If a
-    latency is given, those at most `LARGER` times as large as the smallest come before others.
+    Exact search comes first if it is fast enough; then, of those about as fast as the fastest, the smallest: up to a
+    quarter slower, or a tenth where no latency is given and the fastest takes less than the vectors. If a latency is
+    given, those at most `LARGER` times as large as the smallest come before others.
     """
     exact = [
         trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)
@@ -61,8 +64,13 @@ def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[Design
     most_bytes = math.inf
     if constraints.latency_ms is not None:
         most_bytes = LARGER * min((trial.expected_bytes for trial in fitting), default=0)
-    small_ms = [trial.expected_latency_ms for trial in fitting if trial.expected_bytes <= most_bytes]
-    most_ms = _AS_FAST * min(small_ms, default=0)
+    small = [
+        (trial.expected_latency_ms, trial.expected_bytes) for trial in fitting if trial.expected_bytes <= most_bytes
+    ]
+    own_bytes = max((trial.expected_bytes for trial in trials if trial.design == "Flat"), default=0)
+    least_ms, num_bytes = min(small, default=(0.0, 0))
+    is_small = constraints.latency_ms is None and num_bytes < own_bytes
+    most_ms = least_ms * (_EQUALLY_FAST if is_small else _AS_FAST)
 
     def cost(trial: DesignTrial) -> tuple[int, float, float]:
         num_bytes, latency_ms = trial.expected_bytes, trial.expected_latency_ms

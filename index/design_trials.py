@@ -26,10 +26,10 @@ from index import disk_build, faiss_build
 from index.autotune import Meter
 from index.designs import Design, Kind, candidate_designs, count_lists, count_part_lists
 from index.disk_index import DiskIndex
-from index.held_out_queries import SAMPLING_SEED, RecallQueries, sampled_queries
+from index.held_out_queries import SAMPLING_SEED, sampled_queries
 from index.index_errors import RetrievalError
 from index.manifest import DesignTrial, Point
-from index.recall import find_ground_truth
+from index.recall import GroundTruth, find_ground_truth, measure_rounding
 from index.vectors import Floats, VectorTable, vectors_text
 
 _SAMPLE_SEED = 2
@@ -130,27 +130,32 @@ class DesignTrials:
         self,
         table: VectorTable,
         num_rows: int,
-        measured: RecallQueries,
+        answers: GroundTruth,
         projections: Projections,
         target: float,
         latency_ms: float | None = None,
     ) -> None:
-        """Draw a sample, and find the exact answers in it.
+        """Draw a sample; the exact answers in it are found by the first measurement.
 
         Args:
             table: the vectors.
             num_rows: rows of the sample.
-            measured: queries that recall is measured with.
+            answers: exact ones of the whole table to the queries that recall is measured with.
             projections: of designs that have one.
             target: recall to reach.
             latency_ms: asked for; None if only exact search's matters.
         """
         rows = table.sample(num_rows, _SAMPLE_SEED)
         self._sample, self._num_vectors = VectorTable(len(rows), table.dim, table.take(rows)), table.num_vectors
-        asked = measured if measured.own_rows is None else sampled_queries(self._sample)
-        self._ground_truth, self._target = find_ground_truth(self._sample, asked), target
+        asked = answers.queries if answers.queries.own_rows is None else sampled_queries(self._sample)
+        self._asked, self._target = asked, target
+        self._table, self._answers, self._lost = table, answers, dict[str, float]()
         self._projections, self._latency_ms, self._exact_ms = projections, latency_ms, math.inf
         self._last: tuple[Design, faiss.Index, float] | None = None
+
+    @cached_property
+    def _ground_truth(self) -> GroundTruth:
+        return find_ground_truth(self._sample, self._asked)
 
     def measure(self, design: Design) -> DesignTrial:
         """Build a design with fewer lists, and measure the cheapest search parameters that reach the recall."""
@@ -163,10 +168,22 @@ class DesignTrials:
             is_coarse = design.has_small_codes and design.projection is None
             depth = share ** (_SMALL_CODES_DEPTH if is_coarse else _DEPTH)
             meter = Meter(index, on_sample, self._sample.take, depth=depth, limit_ms=limit_ms)
-            _, point = meter.tune(self._ground_truth, self._target)
+            lost = self._rounding_lost(design)
+            _, point = meter.tune_finely(self._ground_truth, min(1.0, self._target + lost))
             if design.is_exact:
                 self._exact_ms = point.latency_ms
+            point = point.model_copy(update={"recall_at_10": max(0.0, point.recall_at_10 - lost)})
             return _trial(design, index, point, build_s, self._num_vectors)
+
+    def _rounding_lost(self, design: Design) -> float:
+        """Compute how much more recall the rounding of re-ranked vectors takes on the table, where they lie closer."""
+        if design.rerank is None:
+            return 0.0
+        if design.rerank not in self._lost:
+            code = faiss_build.train_reranking(design, self._sample)
+            of_sample = measure_rounding(self._ground_truth, self._sample, code)
+            self._lost[design.rerank] = max(0.0, of_sample - measure_rounding(self._answers, self._table, code))
+        return self._lost[design.rerank]
 
     @contextmanager
     def _build(self, design: Design) -> Iterator[tuple[Design, faiss.Index | DiskIndex, float]]:

@@ -128,6 +128,11 @@ class Design:
         return _CODE_GROUPS.search(self.factory) is not None
 
     @property
+    def has_projected_codes(self) -> bool:
+        """Whether its codes are of 4 bits for each number of a projection."""
+        return self.projection is not None and self.has_fast_scan
+
+    @property
     def has_small_codes(self) -> bool:
         """Whether its codes have a few bits per dimension."""
         return _SMALL_CODES.search(self.factory) is not None
@@ -135,13 +140,13 @@ class Design:
     def is_outdone_by(self, other: "Design") -> bool:
         """Whether nothing is left to win beside `other`, if that keeps the constraints: 4 bits a number of projections.
 
-        More bits for the same projections, or a graph over them, take more memory and twice the time; weighted codes
-        take about as much memory and three times the time (measured on the shapes of `scripts/bench_retrieval.py`).
+        More bits for the same projections, whole vectors, or a graph over either take more memory and twice the time;
+        weighted codes take about as much memory and three times the time (on the shapes of `scripts/vector_shapes.py`).
         """
-        if other.projection is None or not other.has_fast_scan:
+        if not other.has_projected_codes or self.on_disk:
             return False
         is_same = (self.projection, self.first, self.rerank) == (other.projection, other.first, other.rerank)
-        return (self.in_parts and not self.on_disk) or (is_same and not self.has_fast_scan)
+        return self.projection is None or (is_same and not self.has_fast_scan)
 
     @property
     def num_training(self) -> int:
@@ -217,22 +222,21 @@ def candidate_designs(
     num_vectors: int, dim: int, projections: tuple[int, ...], *, first: bool = False
 ) -> tuple[Design, ...]:
     """List the designs to measure, exact search first; `projections` are widths, `first` says of what kind."""
-    lists = count_lists(num_vectors)
-    designs = [
-        Design("Flat"),
+    lists, part_lists = count_lists(num_vectors), count_part_lists(num_vectors)
+    designs = [Design("Flat")]
+    designs += [  # before what they may outdo
+        Design(f"IVF{part_lists},PQ{width}x4fsr", width, rerank, first=first)
+        for width in projections
+        for rerank in ("SQfp16", "SQ8")
+        if num_vectors >= MIN_PART_VECTORS
+    ]
+    designs += [
         Design("SQfp16"),
         Design("SQ8", rerank="SQfp16"),
         Design("HNSW32,Flat"),
         Design("HNSW32,SQ8", rerank="SQfp16"),
         Design(f"IVF{lists},Flat"),
         Design(f"IVF{lists},SQ8", rerank="SQfp16"),
-    ]
-    part_lists = count_part_lists(num_vectors)
-    designs += [  # before what they may outdo
-        Design(f"IVF{part_lists},PQ{width}x4fsr", width, rerank, first=first)
-        for width in projections
-        for rerank in ("SQfp16", "SQ8")
-        if num_vectors >= MIN_PART_VECTORS
     ]
     designs += designs_in_parts(num_vectors, dim, on_disk=False)
     designs += [

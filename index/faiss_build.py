@@ -5,7 +5,7 @@ Source: faiss-cpu 1.15.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,15 +26,17 @@ _LEFT_OUT = 0.1  # percent of the distances from a centroid beyond the last leve
 # FAISS's way to scan codes of 4 bits: list by list, candidates in a reservoir. Its own choice, which sorts the lists of
 # all queries first, took a fifth longer for one query and as long for 64.
 _SCAN = 11
+_AS_BEFORE = nullcontext()
+
+
+def threads(num_threads: int | None) -> AbstractContextManager[None]:
+    """Set the number of FAISS's threads inside the block; None keeps the current one (all cores)."""
+    before = faiss.omp_get_max_threads()
+    return _AS_BEFORE if num_threads is None or num_threads == before else _other_threads(num_threads, before)
 
 
 @contextmanager
-def threads(num_threads: int | None) -> Iterator[None]:
-    """Set the number of FAISS's threads inside the block; None keeps the current one (all cores)."""
-    before = faiss.omp_get_max_threads()
-    if num_threads is None or num_threads == before:
-        yield
-        return
+def _other_threads(num_threads: int, before: int) -> Iterator[None]:
     faiss.omp_set_num_threads(num_threads)
     try:
         yield
@@ -84,11 +86,17 @@ def _space_levels(lists: faiss.Index, vectors: Floats) -> None:
 
 def rerank_with(base: faiss.Index, design: Design, table: VectorTable) -> faiss.Index:
     """Add re-ranking, as `build` does, to an index of every vector, which may serve several designs."""
+    rerank = train_reranking(design, table)
+    add(rerank, table.blocks())
+    return faiss.IndexRefine(base, rerank)
+
+
+def train_reranking(design: Design, table: VectorTable) -> faiss.Index:
+    """Make an empty index of the codes that a design re-ranks with, and train it on a sample of the table."""
     with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"):
         rerank = faiss.index_factory(table.dim, design.rerank, faiss.METRIC_INNER_PRODUCT)
         rerank.train(table.take(table.sample(design.num_training, TRAINING_SEED)))
-    add(rerank, table.blocks())
-    return faiss.IndexRefine(base, rerank)
+    return rerank
 
 
 @contextmanager

@@ -40,7 +40,9 @@ class DesignTrial(BaseModel):
     design: str
     num_vectors: int = Field(description="size of the sample of the table")
     parameters: dict[str, int]
-    recall_at_10: float = Field(ge=0, le=1)
+    recall_at_10: float = Field(
+        ge=0, le=1, description="on the sample, less what rounding takes more of the whole table's"
+    )
     latency_ms: float = Field(ge=0, description="of one query on one thread, on the sample")
     expected_latency_ms: float = Field(ge=0, description="the same on the whole table, extrapolated")
     expected_bytes: int = Field(ge=0, description="of the whole table's index, in memory")

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from index_samples import Build, exact_rows, make_images_and_captions, make_vectors, share_found
+from index_samples import Build, exact_rows, make_images_and_captions, make_vectors, share_found, unit
 
 from index import faiss_build
+from index.autotune import Meter
 from index.choose import DesignSearch, may_stop
 from index.constraints import Constraints, judge, no_design_text, rank
-from index.design_trials import Projections, QueryDirections
+from index.design_trials import DesignTrials, Projections, QueryDirections
 from index.designs import Design, candidate_designs, count_lists, parse_design
-from index.held_out_queries import split_queries
+from index.held_out_queries import RecallQueries, split_queries
 from index.index_errors import RetrievalError
 from index.manifest import DesignTrial
+from index.recall import find_ground_truth
 from index.search import open_index
 from index.vectors import VectorTable
 
@@ -291,18 +293,63 @@ def test_without_a_latency_all_are_measured_on_a_small_sample_and_few_on_a_large
 ) -> None:
     monkeypatch.setattr("index.choose.NUM_TRIED", 1500)
     monkeypatch.setattr("index.choose.NUM_SCREENED", 700)
-    images, captions = make_images_and_captions(3000, 400)
+    images, queries = make_vectors(3000, 64), make_vectors(400, 64, seed=1)  # which no projection serves
     limit = Constraints(memory_bytes=700_000)
-    _, manifest = build(images, queries=captions, constraints=limit, num_threads=2)
+    _, manifest = build(images, queries=queries, constraints=limit, num_threads=2)
     sizes = {trial.design: trial.num_vectors for trial in manifest.trials}
     assert sizes[manifest.design] == sizes["Flat"] == 1500
     assert {700, 1500} == set(sizes.values())
     assert len(sizes) == len(manifest.trials)
-    measured = [parse_design(each) for each in sizes]
-    left = [each for each in candidate_designs(3000, 64, (16,)) if each not in measured]
-    left = [each for each in left if each.least_bytes(3000, 64) <= 700_000]
-    assert len(measured) >= 5
-    assert all(any(map(each.is_outdone_by, measured)) for each in left)
+    fitting = [each for each in candidate_designs(3000, 64, ()) if each.least_bytes(3000, 64) <= 700_000]
+    assert {parse_design(each) for each in sizes} == {parse_design("Flat"), *fitting}
+    assert len(fitting) >= 4
+    assert manifest.memory_bytes <= 700_000
+    assert manifest.recall_at_10 >= 0.95
+
+
+def test_a_trial_counts_what_rounding_loses_where_the_whole_table_lies_closer() -> None:
+    """On the sample each of many groups of neighbours has one vector, which 8 bits tell from all others."""
+    rng = np.random.default_rng(0)
+    images = unit(np.repeat(make_vectors(500, 32), 16, axis=0) + 0.002 * rng.standard_normal((8000, 32)))
+    table = VectorTable(*images.shape, images)
+    answers = find_ground_truth(table, RecallQueries(make_vectors(200, 32, seed=1), "text"))
+    trials = DesignTrials(table, 500, answers, Projections(np.empty((0, 32), np.float32), table), target=0.95)
+    with faiss_build.threads(1):
+        fine, coarse = (trials.measure(parse_design(f"IVF4,Flat,Refine({code})")) for code in ("SQfp16", "SQ8"))
+        whole = Meter(faiss_build.build(parse_design("SQ8"), table), parse_design("SQ8"), table.take)
+    assert fine.recall_at_10 >= 0.95
+    assert whole.point(answers, {}).recall_at_10 < 0.9, "or rounding loses nothing"
+    assert coarse.recall_at_10 == pytest.approx(whole.point(answers, {}).recall_at_10, abs=0.05)
+    assert rank([fine, coarse], Constraints()) == [fine]
+
+
+def test_where_the_fastest_is_wanted_a_smaller_one_must_be_as_fast() -> None:
+    small = trial("LeanVec32,IVF64,PQ32x4fsr,Refine(SQ8)", 0.96, 0.24, 300)
+    assert rank([FLAT, LEAN, small], Constraints()) == [LEAN, small, FLAT]
+    assert rank([FLAT, LEAN, small], Constraints(latency_ms=3.0)) == [small, LEAN]
+    as_fast = small.model_copy(update={"expected_latency_ms": 0.21})
+    assert rank([FLAT, LEAN, as_fast], Constraints()) == [as_fast, LEAN, FLAT]
+    slower = small.model_copy(update={"expected_latency_ms": 0.6})
+    assert rank([FLAT, GRAPH, slower], Constraints()) == [slower, GRAPH, FLAT], "a graph is larger than the vectors"
+
+
+def test_where_codes_of_4_bits_of_projections_keep_the_recall_little_else_is_measured(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph over a sample takes longer to build than the table's lists: choosing was half of a build."""
+    monkeypatch.setattr("index.choose.NUM_TRIED", 1500)
+    monkeypatch.setattr("index.choose.NUM_SCREENED", 700)
+    images, captions = make_images_and_captions(3000, 400)
+    _, manifest = build(images, queries=captions, constraints=Constraints(memory_bytes=700_000), num_threads=2)
+    measured = {parse_design(trial.design) for trial in manifest.trials}
+    codes = [each for each in candidate_designs(3000, 64, (16,)) if each.projection and each.has_fast_scan]
+    assert {*codes} <= measured
+    assert parse_design(manifest.design) in codes
+    left = {*candidate_designs(3000, 64, (16,))} - measured
+    assert len(left) > len(measured)
+    assert {each.kind for each in left} == {"flat", "hnsw", "ivf"}
+    fitting = [each for each in left if each.least_bytes(3000, 64) <= 700_000]
+    assert all(any(map(each.is_outdone_by, codes)) for each in fitting)
     assert manifest.memory_bytes <= 700_000
     assert manifest.recall_at_10 >= 0.95
 
@@ -319,7 +366,9 @@ def test_what_others_outdo_is_measured_after_all_where_these_miss_on_the_whole_t
     split = split_queries(table, captions, "text")
     projections = Projections(split.learned, table)
     constraints = Constraints(recall=0.5, latency_ms=latency_ms)
-    search = DesignSearch(table, split.tuned, projections, "auto", constraints, measure_all=False)
+    search = DesignSearch(
+        table, find_ground_truth(table, split.tuned), projections, "auto", constraints, measure_all=False
+    )
     designs, built = search.designs(), list[Design]()
     with faiss_build.threads(1):
         while not any(design.has_fast_scan and design.projection for design in built):
@@ -333,14 +382,13 @@ def test_what_others_outdo_is_measured_after_all_where_these_miss_on_the_whole_t
     assert {design.kind for design in outdone} == {"flat", "hnsw", "ivf"}
 
 
-def test_more_bits_graphs_and_weighted_codes_are_outdone_by_four_bits_of_the_same_projections() -> None:
+def test_more_bits_graphs_whole_vectors_and_weighted_codes_are_outdone_by_four_bits_of_the_same_projections() -> None:
     four_bits = parse_design("LeanVec32,IVF64,PQ32x4fsr,Refine(SQ8)")
     others = {str(each): each.is_outdone_by(four_bits) for each in candidate_designs(10_000, 128, (32, 64))}
-    assert {name for name, is_outdone in others.items() if is_outdone} == {
-        "Weighted,IVF39,PQ32x4fs,Refine(SQ8)",
-        "Weighted,IVF39,PQ64x4fs,Refine(SQ8)",
+    assert {name for name, is_outdone in others.items() if is_outdone and "LeanVec" in name} == {
         "LeanVec32,HNSW32,Flat,Refine(SQ8)",
         "LeanVec32,IVF156,SQ8,Refine(SQ8)",
     }
+    assert all(is_outdone for name, is_outdone in others.items() if "LeanVec" not in name), "whole vectors are larger"
     assert not four_bits.is_outdone_by(parse_design("LeanVec32,IVF64,SQ8,Refine(SQ8)"))
     assert not parse_design("IVF64,PQ32x4fs,Disk(SQ8)").is_outdone_by(four_bits)

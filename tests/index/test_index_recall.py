@@ -10,7 +10,7 @@ from index import faiss_build
 from index.constraints import Constraints
 from index.designs import parse_design
 from index.held_out_queries import MAX_MEASURED, RecallQueries, sampled_queries, split_queries, text_like_queries
-from index.recall import GroundTruth, find_ground_truth, measure_recall
+from index.recall import GroundTruth, find_ground_truth, measure_recall, measure_rounding
 from index.search import open_index
 from index.vectors import VectorTable
 
@@ -161,3 +161,19 @@ def test_text_like_queries_are_as_hard_as_captions() -> None:
         index.nprobe = 4
         recalls[name] = share_found(index.search(queries, 10)[1], brute_force(make_table(images), queries, 10)[1])
     assert abs(recalls["made"] - recalls["captions"]) < 0.5 * (recalls["images"] - recalls["captions"])
+
+
+def test_rounding_is_measured_by_the_order_that_it_leaves() -> None:
+    vectors, queries = make_vectors(400, 32), make_vectors(50, 32, seed=1)
+    table = make_table(vectors)
+    ground_truth = find_ground_truth(table, RecallQueries(queries, "text"))
+    kept = {}
+    for code in ("SQfp16", "SQ8", "SQ4"):
+        design = parse_design(f"IVF4,Flat,Refine({code})")
+        rounding = faiss_build.train_reranking(design, table)
+        kept[code] = measure_rounding(ground_truth, table, rounding)
+        alike = np.argsort(-(queries @ rounding.sa_decode(rounding.sa_encode(vectors)).T), axis=1)[:, :10]
+        assert kept[code] == pytest.approx(share_found(alike, brute_force(table, queries, 10)[1]), abs=0.01)
+    assert 0.5 < kept["SQ4"] < kept["SQ8"] <= kept["SQfp16"]
+    few = make_table(vectors[:3])  # whose vectors all are among the ten nearest
+    assert measure_rounding(find_ground_truth(few, RecallQueries(queries, "text")), few, rounding) == 1.0
