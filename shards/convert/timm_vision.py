@@ -80,7 +80,7 @@ def _create(folder: Path, *, pretrained: bool) -> Any:
         # timm is strict only with the checkpoint's own number of classes; with another it would leave missing tensors
         # random.
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained).eval()
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"{folder}: timm can't load {config['architecture']!r} ({reason})") from None
     model.reset_classifier(0)

@@ -95,7 +95,7 @@ class WholeTimmTower(VisionTower):
 
     def describe(self) -> str:
         """Describe the tower and its sizes."""
-        return f"{self.architecture} of timm, held whole, {self.image_size} px to {self.width} values"
+        return f"{self.architecture} of timm, whole, {self.image_size} px to {self.width} values"
 
     def front_shapes(self) -> Shapes:
         """Return no shapes: the front hands on pixels."""
