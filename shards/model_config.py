@@ -41,8 +41,8 @@ class ModelConfig(ModelSection):
     projection_bias: bool = False
     vision_projection: Projection = Field(
         "linear",
-        description="none: the vision tower's own vectors are the space; mlp: two layers around a GELU; wide_mlp: timm's, "
-        "of twice the embedding_dim, the first layer with a bias",
+        description="none: the vision tower's own vectors are the space; mlp: two layers around a GELU; wide_mlp: the "
+        "same as timm has it, with twice embedding_dim values between them",
     )
     text_projection: Projection = Field(
         "linear",
@@ -160,8 +160,8 @@ class ModelConfig(ModelSection):
             )
         if self.required_vision.is_whole:
             raise ModelError(
-                f"model {self.name!r} has {self.required_vision.describe()}; training takes towers of layers, so give a "
-                "model with another vision tower"
+                f"model {self.name!r} has {self.required_vision.describe()}; training takes towers of layers, so "
+                "give a model with another vision tower"
             )
         if self.required_vision.patch_px is not None:
             raise ModelError(

@@ -72,7 +72,9 @@ def describe_whole(
         module = draft.build().eval()
     state = {name: each for name, each in module.state_dict().items() if not name.endswith(BATCH_COUNTER)}
     if wrong := [name for name, each in state.items() if not each.is_floating_point()]:
-        raise ModelError(f"{where}: {architecture}: the tensor {wrong[0]} holds whole numbers, which no model folder has")
+        raise ModelError(
+            f"{where}: {architecture}: the tensor {wrong[0]} holds whole numbers, which no model folder has"
+        )
     width, costs = _run_once(module, image_size, f"{where}: {architecture}")
     linears = {f"{name}.weight" for name, each in module.named_modules() if isinstance(each, torch.nn.Linear)}
     tensors = {name: "x".join(map(str, each.shape)) for name, each in state.items()}
@@ -124,4 +126,6 @@ def _check_buffers(tower: WholeTimmTower, module: Any, where: str) -> None:
     for (owner, names), (built, _) in zip(computed_buffers(module), computed_buffers(tower.build()), strict=True):
         for name in names:
             if not torch.equal(getattr(owner, name), getattr(built, name)):
-                raise ModelError(f"{where}: no weight file holds {name} of a {type(owner).__name__}, nor can timm renew it")
+                raise ModelError(
+                    f"{where}: no weight file holds {name} of a {type(owner).__name__}, nor can timm renew it"
+                )

@@ -134,7 +134,9 @@ def _with_highest_last(ids_RT: torch.Tensor, x_RTD: torch.Tensor) -> torch.Tenso
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> SiglipTextTower:
     del names
-    fields = {key: getattr(theirs, key) for key in SiglipTextTower.model_fields if key not in ("family", "pooled_token")}
+    fields = {
+        key: getattr(theirs, key) for key in SiglipTextTower.model_fields if key not in ("family", "pooled_token")
+    }
     fields["pad_token_id"] = fields["pad_token_id"] or 0  # the tokeniser pads, with its own id
     return check_settings(SiglipTextTower, where, theirs, {}, **fields)
 

@@ -1,8 +1,7 @@
 """A model of timm that is held whole: ConvNeXt, FastViT (MobileCLIP), ResNet and others without layers of one width.
 
-To plans and stages it is one layer, from pixels to the pooled vector. timm builds it by its name and arguments. Names and
-shapes of its tensors and what it costs stand in config.json, as the import found them, because plans read that without
-torch.
+To plans and stages it is one layer, from pixels to the pooled vector. timm builds it by its name and arguments. Names
+and shapes of its tensors and its work stand in config.json, as the import found them: plans read that without torch.
 
 Legend: `F` images (frames), `H, W` sides in px, `D` width of the pooled vector. Source: timm 1.0.31, `create_model`.
 """
@@ -151,7 +150,15 @@ class WholeTimmTower(VisionTower):
                 raise ValueError("it has no such model")
             model = timm.create_model(name, pretrained=False, **self.arguments)
             model.reset_classifier(0, **({} if self.pool is None else {"global_pool": self.pool}))
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(
                 f"vision: timm {timm.__version__} can't build {name!r} with {self.arguments} and pool {self.pool!r} "
