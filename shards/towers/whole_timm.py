@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from shards.file_schema import ModelSection
 from shards.model_errors import ModelError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Arguments of timm that would load files, or make another kind of model.
 _REFUSED_ARGUMENTS = ("pretrained", "checkpoint_path", "cache_dir", "features_only", "device", "dtype")
 
+Argument = bool | int | float | str | None
 Sides = Annotated[str, StringConstraints(pattern=r"^([1-9][0-9]{0,9}(x[1-9][0-9]{0,9})*)?$")]
 """Shape of a tensor, such as 96x3x4x4; empty for a single value."""
 
@@ -38,7 +39,7 @@ class WholeCosts(ModelSection):
 
 
 class WholeTimmTower(VisionTower):
-    """A model of timm in one layer, without its classifier."""
+    """A model of timm in one layer, without its classifier; no training takes it."""
 
     label = "timm model"
     layer_prefix = ""
@@ -47,7 +48,7 @@ class WholeTimmTower(VisionTower):
 
     family: Literal["timm"] = "timm"
     architecture: str = Field(min_length=1, description="timm's name of the model")
-    arguments: dict[str, JsonValue] = Field(default={}, description="arguments of timm's create_model")
+    arguments: dict[str, tuple[Argument, ...] | Argument] = Field({}, description="arguments of timm's create_model")
     pool: str | None = Field(None, description="timm global_pool that takes the place of the model's own")
     image_size: int = Field(224, ge=1, description="side of the square image, px")
     width: int = Field(ge=1, description="size of the pooled vector")

@@ -181,7 +181,7 @@ def on_meta(name):
         ({"architecture": "hf-hub:nobody/nothing"}, "it has no such model"),
         ({"architecture": "local-dir:/etc"}, "it has no such model"),
         ({"arguments": {"checkpoint_path": "/etc/passwd"}}, "arguments.checkpoint_path can't be given to timm here"),
-        ({"arguments": {"pretrained_cfg": {"file": "/x"}}}, "arguments.pretrained_cfg can't be given to timm here"),
+        ({"arguments": {"pretrained_cfg": "in1k"}}, "arguments.pretrained_cfg can't be given to timm here"),
         ({"arguments": {"depths": "many"}}, "can't build 'test_convnext' with {'depths': 'many'}"),
         ({"arguments": {"nothing": 1}}, "can't build 'test_convnext' with {'nothing': 1}"),
         ({"pool": "nowhere"}, "pool 'nowhere'"),
