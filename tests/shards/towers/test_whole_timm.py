@@ -9,6 +9,7 @@ import timm
 import torch
 from command_runs import run_here
 from library_checkpoints import open_clip_convnext, open_clip_mobileclip, save_timm, timm_convnext, timm_swin
+from onnxruntime import InferenceSession
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tower_checks import check_against, check_every_cut, check_refused, embed_whole, make_batch, randomise, vectors
@@ -235,3 +236,12 @@ def test_queries_by_picture_and_text_are_encoded_without_torch(tmp_path):
     import_checkpoint(tmp_path / "checkpoint", tmp_path / "model")
     (tmp_path / "towers").mkdir()
     assert export_towers(tmp_path / "model", tmp_path / "towers") == []
+    length = load_model_config(tmp_path / "model").preprocess.max_caption_tokens
+    captions = [[49406, *range(320, 320 + number), 49407] for number in (1, 13, length - 2)]
+    ids = torch.tensor([each + [0] * (length - len(each)) for each in captions], dtype=torch.int32)
+    batch = make_batch(load_model_config(tmp_path / "model"), ids.tolist(), num_images=3)
+    given = {"vision": {"pixels": batch.vision.values}, "text": {"ids": ids, "lengths": batch.text.lengths}}
+    for side, expected in embed_whole(tmp_path / "model", batch).items():
+        session = InferenceSession(tmp_path / "towers" / f"{side}.onnx")
+        (found,) = session.run(None, {name: each.numpy() for name, each in given[side].items()})
+        assert (torch.from_numpy(found) - expected).abs().max() < 1e-5, side
