@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -116,7 +116,7 @@ def _own_text(section: TextSection, fields: dict[str, Any], folder: Path) -> Tex
         end = section.eos_id if section.pool_type == "eos" else section.vocab_size - 1
         return ClipTextTower(**fields, eos_token_id=end, pad_token_id=end)
     if section.no_causal_mask and section.pool_type != "eos":
-        pooled = "last" if section.pool_type == "last" else "highest"
+        pooled: Literal["last", "highest"] = "last" if section.pool_type == "last" else "highest"
         return SiglipTextTower(**fields, pad_token_id=section.pad_id, pooled_token=pooled)
     raise ModelError(
         f"{folder}: text_cfg.no_causal_mask = {section.no_causal_mask} with pool_type {section.pool_type!r}; can be "

@@ -43,12 +43,12 @@ def describe_saved(model: Any, folder: Path) -> WholeTimmTower:
     tree, data = read_json(folder / CONFIG_FILE, ""), model.pretrained_cfg
     saved = tree.get("model_args")
     arguments = dict(saved) if isinstance(saved, dict) else {}
-    height, width = arguments.get("img_size") or data["input_size"][1:]
+    size = arguments.get("img_size") or tuple(data["input_size"][1:])
     if data.get("global_pool") is not None:
         arguments.setdefault("global_pool", data["global_pool"])
     if data.get("fixed_input_size"):
-        arguments.setdefault("img_size", [height, width])
-    side = one_side((height, width), "input_size", folder)
+        arguments.setdefault("img_size", size)
+    side = one_side(size if isinstance(size, int) else tuple(size), "input_size", folder)
     tower = describe_whole(str(tree["architecture"]), arguments, None, side, folder)
     check_structure(model, tower, folder)
     return tower
@@ -63,8 +63,13 @@ def describe_whole(
     """
     import torch
 
+    fields: dict[str, Any] = {
+        "architecture": architecture,
+        "arguments": dict(arguments),
+        "pool": pool,
+        "image_size": image_size,
+    }
     try:
-        fields = {"architecture": architecture, "arguments": dict(arguments), "pool": pool, "image_size": image_size}
         draft = WholeTimmTower(**fields, width=1, tensors={"-": ""}, costs=WholeCosts(flops=0, peak_values=1))
     except ValidationError as error:
         raise ModelError(f"{where}: {describe(error)}") from None
