@@ -32,11 +32,11 @@ class ProjectionHead(nn.Module):
         super().__init__()
         self.kept = kept
         self.pooler = nn.Linear(width, width) if pooler else None
-        if projection == "mlp":
-            hidden = mlp_projection_width(width, embedding_dim)
-            self.projection: nn.Module = nn.Sequential(
-                nn.Linear(width, hidden, bias=False), nn.GELU(), nn.Linear(hidden, embedding_dim, bias=False)
-            )
+        if projection in ("mlp", "wide_mlp"):
+            is_wide = projection == "wide_mlp"
+            hidden = 2 * embedding_dim if is_wide else mlp_projection_width(width, embedding_dim)
+            second = nn.Linear(hidden, embedding_dim, bias=is_wide and bias)
+            self.projection: nn.Module = nn.Sequential(nn.Linear(width, hidden, bias=is_wide), nn.GELU(), second)
         else:
             self.projection = nn.Identity() if projection == "none" else nn.Linear(width, embedding_dim, bias=bias)
         self.activation = ACTIVATIONS.get(projection, nn.Identity)()

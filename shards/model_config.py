@@ -20,7 +20,7 @@ CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 SIGMOID_FILE = "sigmoid.json"  # next to exported towers: scale and bias of the logits, or null
 
-Projection = Literal["linear", "mlp", "none", "tanh", "relu", "gelu"]
+Projection = Literal["linear", "mlp", "wide_mlp", "none", "tanh", "relu", "gelu"]
 ACTIVATED = ("tanh", "relu", "gelu")
 """Linear projections with an activation behind."""
 
@@ -40,7 +40,9 @@ class ModelConfig(ModelSection):
     )
     projection_bias: bool = False
     vision_projection: Projection = Field(
-        "linear", description="none: the vision tower's own vectors are the space; mlp: two layers around a GELU"
+        "linear",
+        description="none: the vision tower's own vectors are the space; mlp: two layers around a GELU; wide_mlp: the "
+        "same as timm has it, with twice embedding_dim values between them",
     )
     text_projection: Projection = Field(
         "linear",
@@ -155,6 +157,11 @@ class ModelConfig(ModelSection):
             raise ModelError(
                 f"model {self.name!r} keeps {self.dimensions} dimensions of its vectors; train it without "
                 "`dimensions`, and cut the result"
+            )
+        if self.required_vision.is_whole:
+            raise ModelError(
+                f"model {self.name!r} has {self.required_vision.describe()}; training takes towers of layers, so "
+                "give a model with another vision tower"
             )
         if self.required_vision.patch_px is not None:
             raise ModelError(

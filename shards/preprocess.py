@@ -11,7 +11,7 @@ CROPPED = ("squash", "crop")
 INSTRUCTION_PLACE = "{instruction}"
 QUERY_PLACE = "{query}"
 """Mark in a re-ranker's caption_prompt, in the place of the query."""
-UNHASHED = {"instruction_form"}
+UNHASHED = {"instruction_form", "costs"}
 """Keys that change no stored vector by themselves, so that no fingerprint counts them."""
 
 

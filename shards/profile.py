@@ -152,7 +152,9 @@ class _SampleBatch:
 
         The layout is for these layers, the activation is in front of them.
         """
-        key = num_rows, layers if len(self._tower.kinds_of_layers) > 1 else FIRST_LAYER
+        tower = self._tower
+        is_alike = tower.activation_shape(layers.start) == tower.activation_shape()
+        key = num_rows, FIRST_LAYER if is_alike and len(tower.kinds_of_layers) == 1 else layers
         if key not in self._groups:
             self._groups[key] = self._make_groups(*key)
         return self._groups[key]

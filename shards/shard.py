@@ -20,13 +20,11 @@ from shards.model_config import ModelConfig, load_model_config
 from shards.quantised import make_linears_int8
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec, check_spec
-from shards.tensor_shapes import SCALE_SUFFIX
+from shards.tensor_shapes import BATCH_COUNTER, SCALE_SUFFIX
 from shards.towers.base import Tower
 from shards.towers.tower_kinds import VisionTower
 
 NO_COSTS: Mapping[str, GroupCosts] = {}
-# BatchNorm counts batches in training; embeddings don't depend on it.
-BATCH_COUNTER = ".num_batches_tracked"
 
 
 def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", device: str = "cpu") -> "Shard":

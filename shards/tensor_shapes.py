@@ -16,6 +16,9 @@ OPTIONAL_SHAPES: Shapes = {LOGIT_SCALE: (), LOGIT_BIAS: ()}
 # Name suffix of a quantised weight's scales, one per output channel.
 SCALE_SUFFIX = "_scale"
 
+# Name suffix of BatchNorm's count of batches in training, which no model folder holds: embeddings don't depend on it.
+BATCH_COUNTER = ".num_batches_tracked"
+
 # Name suffixes of tables of tokens and positions in all libraries.
 _TABLES = ("_token", "pos_embed", "embedding.weight", "embeddings.weight")
 
@@ -63,6 +66,9 @@ def projection_shapes(config: ModelConfig, side: str) -> Shapes:
     width, embedding_dim = config.towers[side].pooled_dim, config.embedding_dim
     if config.projections[side] == "none":
         return {}
+    if config.projections[side] == "wide_mlp":
+        first = linear_shapes("projection.0", width, 2 * embedding_dim)
+        return first | linear_shapes("projection.2", 2 * embedding_dim, embedding_dim, bias=config.projection_bias)
     if config.projections[side] != "mlp":
         return linear_shapes("projection", width, embedding_dim, bias=config.projection_bias)
     hidden = mlp_projection_width(width, embedding_dim)
@@ -76,15 +82,7 @@ def mlp_projection_width(width: int, embedding_dim: int) -> int:
 
 
 def held_dtype(config: ModelConfig, name: str, shape: Shape, dtype: str) -> str:
-    """Choose the dtype that a tensor of the model is held in, given the compute dtype.
-
-    The heads, and whatever a tower computes in float32, stay in float32. With int8, linear weights are int8 (all
-    matrices except embedding tables), and everything else is float32.
-    """
+    """Choose the dtype that a tensor of the model is held in, given the compute dtype; projections stay in float32."""
     side, _, inner = name.partition(".")
     tower = config.towers.get(side)
-    if tower is None or tower.part_of(inner) == "head" or inner.startswith(tower.float32_prefixes):
-        return "float32"
-    if dtype == "int8" and (len(shape) != 2 or inner.startswith(tower.lookup_prefixes)):
-        return "float32"
-    return dtype
+    return "float32" if tower is None else tower.held_dtype(inner, shape, dtype)

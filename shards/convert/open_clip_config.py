@@ -78,7 +78,7 @@ class VisionSection(_Blocks):
     timm_model_name: str | None = None
     timm_model_pretrained: bool = False
     timm_pool: str = "avg"
-    timm_proj: Literal["linear", "none", "", None] = "linear"
+    timm_proj: Literal["linear", "mlp", "none", "", None] = "linear"
     timm_proj_bias: bool = False
     timm_drop: float = 0.0
     timm_drop_path: float | None = None

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # Prefix of open_clip's weight files; a folder may also hold the same model for transformers.
 PREFIX = "open_clip_"
 
+# Biases of projections, which the whole model has or has not.
+_BIASES = ("projection.bias", "projection.2.bias")
 _IGNORED = ("attn_mask", "text.attn_mask", "text.transformer.embeddings.position_ids")
 
 
@@ -78,7 +80,7 @@ def describe_model(
             name=name,
             trained=True,
             embedding_dim=theirs.embed_dim,
-            projection_bias=any("projection.bias" in each.projection_tensors for each in sides.values()),
+            projection_bias=any(name.endswith(_BIASES) for each in sides.values() for name in each.projection_tensors),
             preprocess=read_open_clip_preprocess(images, towers["vision"].side_px, max_tokens),
             **projections,
             **towers,

@@ -50,7 +50,9 @@ def import_open_clip_tokenizer(folder: Path, section: TextSection, text: TextTow
         )
     else:
         tokenizer = _own_tokenizer(folder)
-        check_tokenizer(tokenizer, text, str(folder))
+    if text.has_fixed_length and not section.hf_tokenizer_name:  # open_clip's own pads with zeros
+        tokenizer.enable_padding(length=section.context_length, pad_id=0, pad_token=tokenizer.id_to_token(0))
+    check_tokenizer(tokenizer, text, str(folder))
     _clean(tokenizer, section, folder)
     text = _with_ids(tokenizer, section, text, folder)
     content: str = tokenizer.to_str()
@@ -62,18 +64,20 @@ def _with_ids(tokenizer: Any, section: TextSection, text: TextTower, folder: Pat
 
     open_clip pools at the first occurrence of the highest id, or of the id that it names.
     """
-    if text.has_fixed_length:
-        return text.model_copy(update={"pad_token_id": tokenizer.padding["pad_id"]})
-    if text.end_id is None:
+    is_padded = text.has_fixed_length
+    if is_padded:
+        text = text.model_copy(update={"pad_token_id": tokenizer.padding["pad_id"]})
+    if text.end_id is None and not (is_padded and section.pool_type == "argmax"):
         return text
-    end = tokenizer.encode("").ids[-1]
+    ids = tokenizer.encode("").ids
+    end = max(ids) if is_padded else ids[-1]
     expected = section.eos_id if section.pool_type == "eos" else max(tokenizer.get_vocab().values())
     if end != expected:
         raise ModelError(
             f"{folder}: captions end with the token {end}, and text_cfg.pool_type {section.pool_type!r} pools at "
             f"{expected}; bring the tokeniser that this model was trained with"
         )
-    return text.model_copy(update={"eos_token_id": end, "pad_token_id": end})
+    return text if is_padded else text.model_copy(update={"eos_token_id": end, "pad_token_id": end})
 
 
 def _clean(tokenizer: Any, section: TextSection, folder: Path) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import ValidationError
 
 from shards.convert.open_clip_config import OPEN_CLIP_CONFIG_FILE, OpenClipConfig, TextSection
-from shards.convert.timm_vision import read_timm_tower
 from shards.convert.transformers_model import read_tower
+from shards.convert.whole_models import describe_whole, read_timm_model
 from shards.file_schema import describe
 from shards.model_config import Projection
 from shards.model_errors import ModelError
@@ -110,17 +110,17 @@ def read_text(config: OpenClipConfig, names: frozenset[str], folder: Path) -> Si
 def _own_text(section: TextSection, fields: dict[str, Any], folder: Path) -> TextTower:
     """Make the tower that computes like open_clip's text transformer; its tokeniser's ids are set later.
 
-    Without a causal mask, every token sees the padding, so all captions have one length. Then all must also be pooled
-    at the same token, because only the front knows where a caption ends.
+    Without a causal mask, every token sees the padding, so all captions have one length.
     """
     if not section.no_causal_mask and section.pool_type != "last":
         end = section.eos_id if section.pool_type == "eos" else section.vocab_size - 1
         return ClipTextTower(**fields, eos_token_id=end, pad_token_id=end)
-    if section.no_causal_mask and section.pool_type == "last":
-        return SiglipTextTower(**fields, pad_token_id=section.pad_id)
+    if section.no_causal_mask and section.pool_type != "eos":
+        pooled: Literal["last", "highest"] = "last" if section.pool_type == "last" else "highest"
+        return SiglipTextTower(**fields, pad_token_id=section.pad_id, pooled_token=pooled)
     raise ModelError(
         f"{folder}: text_cfg.no_causal_mask = {section.no_causal_mask} with pool_type {section.pool_type!r}; can be "
-        "imported: true with 'last', false with 'argmax' or 'eos'"
+        "imported: true with 'argmax' or 'last', false with 'argmax' or 'eos'"
     )
 
 
@@ -244,26 +244,46 @@ def _hf_config(name: str, folder: Path) -> dict[str, Any]:
     return tree
 
 
+@dataclass(frozen=True)
+class _Trunk:
+    """timm's model of a checkpoint, without values and classifier: how open_clip makes it.
+
+    `pool` takes the place of its global pooling; `classifier` is the name of the one that is the projection, or None.
+    """
+
+    module: Any
+    arguments: Mapping[str, Any]
+    pool: str | None
+    classifier: str | None
+
+
 def _read_timm(config: OpenClipConfig, folder: Path) -> Side[VisionTower]:
-    section = config.vision_cfg
-    trunk, has_classifier = _build_trunk(config, folder)
-    tower = read_timm_tower(trunk, folder)
-    if tower.side_px != one_side(section.image_size, "vision_cfg.image_size", folder):
+    section, name = config.vision_cfg, str(config.vision_cfg.timm_model_name)
+    side, trunk = one_side(section.image_size, "vision_cfg.image_size", folder), _build_trunk(config, folder)
+    tower = read_timm_model(
+        trunk.module, folder, lambda: describe_whole(name, trunk.arguments, trunk.pool, side, folder)
+    )
+    if tower.side_px != side:
         raise ModelError(
             f"{folder}: vision_cfg.image_size = {section.image_size}, but {section.timm_model_name} takes "
             f"{tower.side_px} px; write that, or the timm model of the other size"
         )
     projection: Projection = "none"
     tensors: dict[str, Source] = {}
-    if has_classifier:
-        projection, tensors = "linear", _linear("visual.trunk.head", bias=True)
+    if trunk.classifier is not None:
+        projection, tensors = "linear", _linear(f"visual.trunk.{trunk.classifier}", bias=True)
     elif section.timm_proj == "linear":
         projection, tensors = "linear", _linear("visual.head.proj", bias=section.timm_proj_bias)
+    elif section.timm_proj == "mlp":
+        names = {"0.weight": "fc1.weight", "0.bias": "fc1.bias", "2.weight": "fc2.weight"}
+        names |= {"2.bias": "fc2.bias"} if section.timm_proj_bias else {}
+        projection = "wide_mlp"
+        tensors = {f"projection.{ours}": Source(f"visual.head.mlp.{their}") for ours, their in names.items()}
     return Side(tower, lambda name: Source(f"visual.trunk.{name}"), projection, tensors)
 
 
-def _build_trunk(config: OpenClipConfig, folder: Path) -> tuple[Any, bool]:
-    """Build timm's model without values, as open_clip does; also return whether its classifier is the projection."""
+def _build_trunk(config: OpenClipConfig, folder: Path) -> _Trunk:
+    """Build timm's model without values, as open_clip does."""
     import torch
 
     from shards.compat import deferred_compiler
@@ -273,17 +293,18 @@ def _build_trunk(config: OpenClipConfig, folder: Path) -> tuple[Any, bool]:
     section, name = config.vision_cfg, str(config.vision_cfg.timm_model_name)
     if not timm.is_model(name.partition(".")[0]) or ":" in name:  # a name with a colon would be downloaded
         raise ModelError(f"{folder}: vision_cfg.timm_model_name = {name!r}: timm {timm.__version__} has no such model")
+    has_head = section.timm_proj in ("linear", "mlp")  # of open_clip, behind timm's model
+    num_classes = 0 if section.timm_proj == "none" else config.embed_dim
+    arguments = {} if has_head else {"num_classes": num_classes, "global_pool": section.timm_pool}
+    pool = section.timm_pool or None if has_head else None
     try:
         with torch.device("meta"):
-            if section.timm_proj == "linear":
-                trunk = timm.create_model(name)
-                trunk.reset_classifier(0, **({"global_pool": section.timm_pool} if section.timm_pool else {}))
-                return trunk, False
-            num_classes = 0 if section.timm_proj == "none" else config.embed_dim
-            trunk = timm.create_model(name, num_classes=num_classes, global_pool=section.timm_pool)
-    except (AssertionError, RuntimeError, ValueError, TypeError) as error:
+            trunk = timm.create_model(name, **arguments)
+            names = {module: name for name, module in trunk.named_modules()}
+            classifier = names[trunk.get_classifier()] if arguments.get("num_classes") else None
+            trunk.reset_classifier(0, **({} if pool is None else {"global_pool": pool}))
+    except (AssertionError, AttributeError, LookupError, RuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         pool = section.timm_pool
         raise ModelError(f"{folder}: timm can't build {name!r} with timm_pool {pool!r} ({reason})") from None
-    trunk.reset_classifier(0)
-    return trunk, bool(num_classes)
+    return _Trunk(trunk, arguments, pool, classifier)

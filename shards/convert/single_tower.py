@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from shards.convert.pickled_weights import checkpoint_weights
 from shards.convert.preprocessing import import_budget, import_processor, import_tokenizer, max_caption_tokens
 from shards.convert.sentence_transformers import find_sentence_model
-from shards.convert.timm_vision import build_timm_model, load_timm_model, read_timm_preprocess, read_timm_tower
+from shards.convert.timm_vision import build_timm_model, load_timm_model, read_timm_preprocess
 from shards.convert.transformers_model import check_all_used, import_tensor, joined_tensor, read_tower, resize_tower
+from shards.convert.whole_models import describe_saved, read_timm_model
 from shards.file_schema import describe, read_json
 from shards.model_config import CONFIG_FILE, ModelConfig, find_model_folder
 from shards.model_errors import ModelError
@@ -84,7 +85,7 @@ def read_timm_config(folder: Path, name: str) -> ModelConfig:
 
 
 def _timm_config(module: Any, folder: Path, name: str) -> ModelConfig:
-    tower = read_timm_tower(module, folder)
+    tower = read_timm_model(module, folder, lambda: describe_saved(module, folder))
     preprocess = read_timm_preprocess(module, tower.side_px, DEFAULT_CAPTION_TOKENS, folder, patch_px=tower.patch_px)
     return _model(tower, preprocess, folder, name)
 

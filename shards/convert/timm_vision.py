@@ -15,10 +15,12 @@ from shards.file_schema import describe, read_json
 from shards.model_config import CONFIG_FILE
 from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
+from shards.tensor_shapes import BATCH_COUNTER
 from shards.towers.eva import EvaTower
 from shards.towers.from_transformers import mlp_ratio, one_side
 from shards.towers.naflex import NaFlexTower
 from shards.towers.timm_tower import Mlp, TimmVisionTower
+from shards.towers.tower_kinds import VisionTower
 from shards.towers.vit import VisionActivation, VitTower
 from shards.weights import WEIGHTS_FILE
 
@@ -55,7 +57,8 @@ def load_timm_model(folder: Path) -> Any:
         raise ModelError(f"{folder}: found no {WEIGHTS_FILE}; pickled checkpoints aren't read, so convert it first")
     model = _create(folder, pretrained=True)
     for name, tensor in model.state_dict().items():
-        check_values(folder / WEIGHTS_FILE, name, tensor)
+        if not name.endswith(BATCH_COUNTER):
+            check_values(folder / WEIGHTS_FILE, name, tensor)
     return model
 
 
@@ -77,7 +80,7 @@ def _create(folder: Path, *, pretrained: bool) -> Any:
         # timm is strict only with the checkpoint's own number of classes; with another it would leave missing tensors
         # random.
         model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained).eval()
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"{folder}: timm can't load {config['architecture']!r} ({reason})") from None
     model.reset_classifier(0)
@@ -96,7 +99,7 @@ def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:
         names = ", ".join(each.__name__ for each in classes)
         name = model.pretrained_cfg.get("architecture", "")
         raise ModelError(
-            f"{folder}: {name}{': ' if name else ''}this is a {type(model).__name__}; of timm these can be imported: "
+            f"{folder}: {name}{': ' if name else ''}this is a {type(model).__name__}; of timm these are cut by layers: "
             f"{names}"
         )
     if model.global_pool not in get_args(TimmVisionTower.model_fields["pool"].annotation):
@@ -107,7 +110,7 @@ def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:
         tower = describe_model(model, folder)
     except ValidationError as error:
         raise ModelError(f"{folder}: {describe(error)}") from None
-    _check_same(model, tower, folder)
+    _check_positions(model, check_structure(model, tower, folder), tower, folder)
     return tower
 
 
@@ -273,8 +276,8 @@ def _describe_eva(eva: Any, folder: Path) -> EvaTower:
     )
 
 
-def _check_same(model: Any, tower: TimmVisionTower, folder: Path) -> None:
-    """Raise a ModelError if the description builds another structure, other shapes or other rotary positions."""
+def check_structure(model: Any, tower: VisionTower, folder: Path) -> Any:
+    """Build a description on the meta device; raises a ModelError if its structure or its shapes are others."""
     import torch
 
     with torch.device("meta"):
@@ -286,6 +289,13 @@ def _check_same(model: Any, tower: TimmVisionTower, folder: Path) -> None:
     our_shapes = {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()}
     if different := sorted(set(their_shapes.items()) ^ set(our_shapes.items())):
         raise ModelError(f"{folder}: the tensor {different[0][0]} is not as we build it, of {different[0][1]}")
+    return built
+
+
+def _check_positions(model: Any, built: Any, tower: TimmVisionTower, folder: Path) -> None:
+    """Raise a ModelError if the description builds other rotary positions."""
+    import torch
+
     if getattr(model, "rope", None) is None:
         return
     positions = model.rope.get_embed(shape=list(model.patch_embed.grid_size))

@@ -16,7 +16,7 @@ from shards.file_schema import describe, read_json
 from shards.model_config import CONFIG_FILE, ModelConfig, find_model_folder
 from shards.model_errors import ModelError
 from shards.saving import staged_model, write_weights
-from shards.tensor_shapes import LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
+from shards.tensor_shapes import BATCH_COUNTER, LOGIT_SCALE, OPTIONAL_SHAPES, model_shapes
 from shards.towers.base import ModelClass, Shape, Tower, TowerImport
 from shards.towers.from_transformers import parse_config
 from shards.towers.registry import CLASSES, IMPORTS
@@ -201,7 +201,7 @@ def check_all_used(
 ) -> None:
     """Raise a ModelError if a tensor of the checkpoint was left over."""
     for name, path in files.items():
-        if name not in used and not name.startswith(ignored):
+        if name not in used and not name.startswith(ignored) and not name.endswith(BATCH_COUNTER):
             towers = " + ".join(types.values())
             raise ModelError(
                 f"{path}: found the tensor {name}, which a {towers} of that configuration hasn't; {CHECKPOINT_CURE}"

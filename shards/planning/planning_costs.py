@@ -245,6 +245,6 @@ def _seconds(
     costs, flops, tower = tower_costs(config, side, caption_tokens), device.flops_in(dtype), config.towers.get(side)
     layer_s = costs.layer / flops
     if tower is not None and device.gpu is not None and num_rows:
-        values = tower.workspace_values(caption_tokens)
-        layer_s = device.gpu.layer_s(costs.layer, values, tower.dim, dtype, num_rows)
+        number, values = tower.usual_layers or (1, tower.workspace_values(caption_tokens))
+        layer_s = number * device.gpu.layer_s(costs.layer / number, values, tower.dim, dtype, num_rows)
     return TowerSeconds(costs.front / flops, layer_s, costs.head / flops)

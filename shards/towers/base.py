@@ -238,6 +238,11 @@ class Tower(ModelSection):
         return ()
 
     @property
+    def usual_layers(self) -> tuple[int, int] | None:
+        """Number of usual layers that one of its layers is as much work as, and their values; None: it is one."""
+        return None
+
+    @property
     def kinds_of_layers(self) -> tuple[tuple[int, int], ...]:
         """A layer of each kind, by whose seconds a tower is measured, and how many there are; one kind in most."""
         return ((0, self.num_layers),)
@@ -290,6 +295,18 @@ class Tower(ModelSection):
         if name.startswith(self.layer_prefix):
             return "layers"
         return "head" if name.startswith(self.head_prefixes) else "front"
+
+    def held_dtype(self, name: str, shape: Shape, dtype: str) -> str:
+        """Choose the dtype that a tensor is held in, given the compute dtype.
+
+        The head, and whatever is computed in float32, stay in float32. With int8, linear weights are int8 (all matrices
+        except embedding tables), and everything else is float32.
+        """
+        if self.part_of(name) == "head" or name.startswith(self.float32_prefixes):
+            return "float32"
+        if dtype == "int8" and (len(shape) != 2 or name.startswith(self.lookup_prefixes)):
+            return "float32"
+        return dtype
 
     def fresh_value(self, name: str) -> float | None:
         """Return the initial value of a tensor in a fresh tower, where the family has its own rule; else None."""

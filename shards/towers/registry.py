@@ -28,6 +28,7 @@ from shards.towers import (
     tipsv2,
     vit,
     vit_imports,
+    whole_timm,
 )
 from shards.towers.albert import AlbertTower
 from shards.towers.base import ModelClass, OneTowerImport, Tower, TowerImport
@@ -55,6 +56,7 @@ MODULES = (
     tipsv2,
     vit,
     vit_imports,
+    whole_timm,
 )
 
 DEFAULT_VISION, DEFAULT_TEXT = VitTower(), AlbertTower()

@@ -44,6 +44,9 @@ class SiglipTextTower(PreNormTextTower):
     max_position_embeddings: int = Field(64, ge=1, description="length that captions are padded to, in tokens")
     layer_norm_eps: float = Field(1e-6, gt=0)
     pad_token_id: int = Field(1, ge=0)
+    pooled_token: Literal["last", "highest"] = Field(
+        "last", description="highest: the one of the highest id, which ends a caption, as open_clip's argmax"
+    )
 
     @property
     def has_fixed_length(self) -> bool:
@@ -87,6 +90,30 @@ class SiglipTextTower(PreNormTextTower):
         module.head = nn.Identity()
         return module
 
+    def library_settings(self) -> dict[str, Any]:
+        """Return the settings of transformers' configuration, which knows only the last token."""
+        return self.model_dump(exclude={"family", "pooled_token"})
+
+    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Run the embeddings, (N,) to (R, T, D); the token to pool moves to the last place.
+
+        Later layers don't know the ids. Each token sees all others and has its position by now, so their order says
+        nothing: the vector stays the same, but for the last bits of sums.
+        """
+        ids_RT = layout.pad(values, fill=self.pad_token_id)
+        x_RTD: torch.Tensor = module.embeddings(ids_RT)
+        return x_RTD if self.pooled_token == "last" else _with_highest_last(ids_RT, x_RTD)
+
+    def reference(
+        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute pooled features by transformers' own forward functions: of the model, or of its layers."""
+        if self.pooled_token == "last":
+            return super().reference(module, values, lengths, grids)
+        x_RTD = self.front(module, values, self.layout(lengths))
+        encoded_RTD = module.encoder(inputs_embeds=x_RTD).last_hidden_state
+        return self.run_last_norm(module, encoded_RTD[:, -1])
+
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run layers in order, in which each token sees all others, including padding."""
         for layer in range(layers.start, layers.stop):
@@ -94,9 +121,22 @@ class SiglipTextTower(PreNormTextTower):
         return x_FLD
 
 
+def _with_highest_last(ids_RT: torch.Tensor, x_RTD: torch.Tensor) -> torch.Tensor:
+    """Let the first token of the highest id change places with the last one, in each caption."""
+    import torch
+
+    places_T, last = torch.arange(ids_RT.shape[1], device=ids_RT.device), ids_RT.shape[1] - 1
+    highest_R1 = ids_RT.argmax(1, keepdim=True)
+    swapped_RT = torch.where(places_T == highest_R1, last, places_T)
+    swapped_RT = torch.where(places_T == last, highest_R1, swapped_RT)
+    return x_RTD.gather(1, swapped_RT[..., None].expand_as(x_RTD))
+
+
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> SiglipTextTower:
     del names
-    fields = {key: getattr(theirs, key) for key in SiglipTextTower.model_fields if key != "family"}
+    fields = {
+        key: getattr(theirs, key) for key in SiglipTextTower.model_fields if key not in ("family", "pooled_token")
+    }
     fields["pad_token_id"] = fields["pad_token_id"] or 0  # the tokeniser pads, with its own id
     return check_settings(SiglipTextTower, where, theirs, {}, **fields)
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class VisionTower(Tower):
     """A tower for images."""
 
+    is_whole: ClassVar[bool] = False
+    """Whether it is one layer, as it has none of one width: a stage holds all of it."""
     takes_text: ClassVar[bool] = False
     """Whether an image may come with a text, in one conversation that begins with the caption's prompt."""
 

@@ -12,9 +12,9 @@ from shards.fingerprint import model_fingerprint
 from shards.fresh import init_model
 from shards.plan import plan_shards
 from shards.reference import load_towers
-from shards.shard import BATCH_COUNTER, load_shard
+from shards.shard import load_shard
 from shards.shard_specs import whole_model
-from shards.tensor_shapes import model_shapes, shard_shapes
+from shards.tensor_shapes import BATCH_COUNTER, model_shapes, shard_shapes
 from shards.towers.vit import VitTower
 
 STEM = {"stem": "conv", "class_token": False, "pool": "avg"}

@@ -332,6 +332,30 @@ def timm_vit(folder: Path, name: str = "vit_base_patch16_clip_224", **settings: 
     return Library(timm_images(model, **data))
 
 
+def timm_convnext(folder: Path) -> Library:
+    return timm_whole(folder, "test_convnext")
+
+
+def timm_resnet(folder: Path) -> Library:
+    return timm_whole(folder, "test_resnet")
+
+
+def timm_swin(folder: Path) -> Library:
+    """Tables of places in windows that no weight file holds."""
+    sizes = {"img_size": SIZE, "patch_size": 2, "window_size": 4, "embed_dim": 16}
+    return timm_whole(folder, "swin_tiny_patch4_window7_224", **sizes, depths=(2, 2), num_heads=(2, 4))
+
+
+def timm_whole(folder: Path, name: str, **sizes: Any) -> Library:
+    import timm
+
+    model = randomise(timm.create_model(name, num_classes=7, **sizes))
+    data = {"input_size": (3, SIZE, SIZE), "crop_pct": 0.9}
+    model.pretrained_cfg |= data
+    save_timm(model, folder, **sizes)
+    return Library(timm_images(model, **data))
+
+
 def timm_eva(folder: Path) -> Library:
     return timm_vit(folder, "eva02_tiny_patch14_224")
 
@@ -447,6 +471,21 @@ def open_clip_with_timm(folder: Path) -> Library:
     vision = {"timm_model_name": "test_vit", "timm_pool": "avg", "timm_proj": "linear", "image_size": 160}
     cfg = {"embed_dim": 24, "custom_text": True, "vision_cfg": vision, "text_cfg": OPEN_CLIP_TEXT}
     return _save_open_clip(folder, cfg, resize_mode="longest")
+
+
+def open_clip_convnext(folder: Path) -> Library:
+    """LAION's large ConvNeXts: a whole model of timm, two layers behind its pooling."""
+    vision = {"timm_model_name": "test_convnext", "timm_pool": "", "timm_proj": "mlp", "image_size": 64}
+    cfg = {"embed_dim": 24, "custom_text": True, "vision_cfg": vision, "text_cfg": OPEN_CLIP_TEXT}
+    return _save_open_clip(folder, cfg)
+
+
+def open_clip_mobileclip(folder: Path) -> Library:
+    """MobileCLIP's form: a FastViT whose classifier is the projection, captions that see their padding."""
+    vision = {"timm_model_name": "fastvit_t8", "timm_pool": "avg", "timm_proj": None, "image_size": 64}
+    text = OPEN_CLIP_TEXT | {"no_causal_mask": True}
+    cfg = {"embed_dim": 24, "custom_text": True, "vision_cfg": vision, "text_cfg": text}
+    return _save_open_clip(folder, cfg, interpolation="bilinear", mean=(0, 0, 0), std=(1, 1, 1))
 
 
 def open_clip_pe(folder: Path) -> Library:

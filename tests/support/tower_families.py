@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from shards.convert.whole_models import describe_whole
 from shards.fresh import init_model
 from shards.model_config import ModelConfig
 from shards.preprocess import PreprocessConfig
@@ -54,7 +55,10 @@ OWN |= {"qwen2_5_vl": {"window_size": 32, "fullatt_block_indexes": (1,)}}
 
 
 def tiny(family, **fields):
-    """Give a tiny tower of a family."""
+    """Give a tiny tower of a family; one that is held whole has the sizes of its architecture."""
+    if getattr(family, "is_whole", False):
+        side = fields.get("image_size", SIDE_PX)
+        return describe_whole("test_convnext" if side == SIDE_PX else "convnext_atto", {}, None, side, Path("model"))
     fields = OWN.get(family.model_fields["family"].default, {}) | fields
     if "decoder" in family.model_fields:
         fields = {"decoder": tiny(family.model_fields["decoder"].annotation), **fields}

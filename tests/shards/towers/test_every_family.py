@@ -16,6 +16,7 @@ from shards.costs import weight_bytes
 from shards.delta import apply_delta
 from shards.fingerprint import model_fingerprint
 from shards.fresh import init_model
+from shards.model_errors import ModelError
 from shards.plan import plan_shards
 from shards.planning.planning_costs import DataMix
 from shards.profile import TimingSetting, measure_costs
@@ -89,6 +90,10 @@ def test_building_it_warns_of_nothing(config, caplog):
 def test_training_moves_what_it_says_and_a_delta_over_the_base_is_the_trained_model(config, model, tmp_path, what):
     if config.vision.patch_px is not None:
         pytest.skip("training takes square images")
+    if config.vision.is_whole:
+        with pytest.raises(ModelError, match="test_convnext of timm, whole, .*; training takes towers of layers"):
+            Trainer(model, TrainSettings())
+        return
     layers = LayerRange(1, 2) if what == "layers" else LayerRange(0, 0)
     settings = TrainSettings(what=what, vision_layers=layers, text_layers=layers, num_steps=2, warmup_steps=0)
     trainer = Trainer(model, settings)

@@ -49,6 +49,7 @@ HF = {
     "max_position_embeddings": 40,
     "pad_token_id": 1,
 }
+WHOLE = {"timm_model_name": "test_convnext", "image_size": SIZE}
 TIMM = {"timm_model_name": "vit_of_the_open_clip_test", "image_size": SIZE}
 TANH = {"norm_kwargs": {"eps": 1e-3}, "act_kwargs": {"approximate": "tanh"}}
 
@@ -82,6 +83,11 @@ MODELS = {
     ),
     "timm, linear": timm_cfg("avg", "linear"),
     "timm, classifier": timm_cfg("token", None),
+    "MobileCLIP": sides_cfg(text={"no_causal_mask": True}, vision_cfg=WHOLE | {"timm_proj": None}, custom_text=True),
+    "a whole ConvNeXt, two layers": {"vision_cfg": WHOLE | {"timm_pool": "", "timm_proj": "mlp"}, "custom_text": True},
+    "a whole ConvNeXt, two layers, all biases": sides_cfg(
+        text={"proj_bias": True}, vision_cfg=WHOLE | {"timm_proj": "mlp", "timm_proj_bias": True}, custom_text=True
+    ),
     "SigLIP": timm_cfg(
         "map",
         "none",
@@ -269,11 +275,15 @@ def changed(folder, **keys):
         ({"vision_cfg__attentional_pool": True}, "vision_cfg.attentional_pool: Input should be False"),
         ({"vision_cfg__layers": [3, 4, 6, 3]}, "a ResNet"),
         ({"vision_cfg__timm_model_name": "vit_of_nobody"}, "timm_model_name = 'vit_of_nobody'"),
-        ({"vision_cfg__timm_model_name": "convnext_atto"}, "this is a ConvNeXt"),
+        ({"vision_cfg__timm_model_name": "convnext_atto"}, "which a timm model + CLIP text of that"),
+        ({"vision_cfg__timm_model_name": "convnext_atto", "vision_cfg__timm_pool": "rot_attn"}, "'rot_attn'"),
         ({"vision_cfg__image_size": 40}, "visual.positional_embedding has shape"),
         ({"multimodal_cfg": {}}, "multimodal_cfg"),
         ({"text_cfg__embed_cls": True}, "text_cfg.embed_cls"),
-        ({"text_cfg__no_causal_mask": True}, "text_cfg.no_causal_mask = True with pool_type 'argmax'"),
+        (
+            {"text_cfg__no_causal_mask": True, "text_cfg__pool_type": "eos"},
+            "mask = True with pool_type 'eos'",
+        ),
         ({"text_cfg__hf_model_name": "nobody/nothing"}, "hf download nobody/nothing config.json"),
         ({"text_cfg__tokenizer_kwargs": {"language": "de"}}, "text_cfg.tokenizer_kwargs"),
         ({"text_cfg__pool_type": "eos"}, "without the end token 2"),

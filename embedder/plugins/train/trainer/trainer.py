@@ -41,8 +41,7 @@ from shards.fresh import INITIAL_LOGIT_SCALE, fresh_tensors
 from shards.model_config import TOKENIZER_FILE, ModelConfig
 from shards.model_errors import ModelError
 from shards.reference import TwinTower, load_towers
-from shards.shard import BATCH_COUNTER
-from shards.tensor_shapes import LOGIT_BIAS, LOGIT_SCALE
+from shards.tensor_shapes import BATCH_COUNTER, LOGIT_BIAS, LOGIT_SCALE
 
 STATE_VERSION = 1
 ENCODE_ROWS = 256
