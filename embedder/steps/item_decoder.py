@@ -27,6 +27,9 @@ NO_TOWER = "NoTower"  # error type of an item that the model has no tower for
 NUM_FRAMES, NUM_DECODED = "num_frames", "num_decoded"
 """Values of a video's row, only for the measurement: frames that it has, and that were decoded for it."""
 
+_NOT_COLUMNS = ("pixels", "medium", "times_s")
+"""Fields of a segment that are made into others of its row."""
+
 CAPTION_PLACE = "caption_place"
 """Value of an item's last row, only for the measurement: where its caption was found."""
 
@@ -299,7 +302,7 @@ class ItemDecoder:
             for video, inputs in zip(videos, rules.values(), strict=True):
                 if (segment := next(video, None)) is None:
                     return
-                values |= {name: value for name, value in vars(segment).items() if name not in ("pixels", "medium")}
+                values |= {name: value for name, value in vars(segment).items() if name not in _NOT_COLUMNS}
                 values.setdefault("medium", segment.medium)  # only the first rule's sandbox reads it
                 values[NUM_FRAMES] = len(segment.pixels)
                 for each in inputs:
