@@ -81,6 +81,8 @@ class ModelConfig(ModelSection):
             raise ValueError(
                 "preprocess.joins_captions is true, and the model takes no picture with a text; write false"
             )
+        if self.preprocess.clips is not None and decoder is None:
+            raise ValueError("preprocess.clips is set, and the model's images pass through no text tower; remove it")
         for side, tower in self.towers.items():
             if self.projections[side] == "none" and tower.pooled_dim != self.embedding_dim:
                 raise ValueError(
@@ -165,9 +167,8 @@ class ModelConfig(ModelSection):
     def to_json(self) -> str:
         """Return the text of config.json, which older versions read, too, where it says nothing new."""
         unset: dict[str, Any] = {key: True for key in ("dimensions", "matryoshka") if getattr(self, key) is None}
-        unset["preprocess"] = {
-            key for key in ("instruction_form", "joins_captions") if not getattr(self.preprocess, key)
-        }
+        later = ("instruction_form", "joins_captions", "clips")
+        unset["preprocess"] = {key for key in later if not getattr(self.preprocess, key)}
         return self.model_dump_json(indent=2, exclude=unset) + "\n"
 
 

@@ -54,10 +54,10 @@ MAX_BATCH_IMAGES, MAX_BATCH_BYTES, MAX_BATCH_PIXEL_BYTES = 8, 8 << 20, 32 << 20
 class VideoSegment:
     """Images that represent one stretch of a video: number `segment`, which is `start_s // segment_s`.
 
-    Times are in seconds from the first frame; `times_s` are those at which the frames begin. `pixels` are uint8 (F, H,
-    W, 3), RGB, all of one size; F is from 1 to `frames_per_segment`. `num_decoded` counts frames decoded since the
-    previous segment; 0 for an animated image. `medium` has the values of the medium's columns, None if none were asked
-    for.
+    Times are in seconds from the first frame; `times_s`, at which the frames begin, from the segment's start, and 0 for
+    one that is shown before it. `pixels` are uint8 (F, H, W, 3), RGB, all of one size; F is from 1 to
+    `frames_per_segment`. `num_decoded` counts frames decoded since the previous segment; 0 for an animated image.
+    `medium` has the values of the medium's columns, None if none were asked for.
     """
 
     segment: int

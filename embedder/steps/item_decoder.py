@@ -19,13 +19,18 @@ from embedder.media.resize import Colour, ResizeSpec
 from embedder.media.sandbox import DecodedImage, SandboxedDecoder
 from embedder.sources.captions import SIDECAR_ALONE
 from embedder.steps.caption_encoder import CaptionEncoder, note_cut
+from embedder.steps.clip_encoder import ClipEncoder
 from embedder.steps.further_inputs import FurtherInput, FurtherInputs
+from shards.clips import ClipForm
 
 BMP_HEAD_BYTES = 54
 NO_TOWER = "NoTower"  # error type of an item that the model has no tower for
 
 NUM_FRAMES, NUM_DECODED = "num_frames", "num_decoded"
 """Values of a video's row, only for the measurement: frames that it has, and that were decoded for it."""
+
+CLIP_TEXT = "clip_text"
+"""Value of a segment's row for `image_text`, if the model takes its frames as one sequence."""
 
 _NOT_COLUMNS = ("pixels", "medium", "times_s")
 """Fields of a segment that are made into others of its row."""
@@ -53,7 +58,8 @@ class DecodeSpec:
     values are read. `models` are the names of the run's models, `further` is what further ones take. `steps` are the
     user's own. `medium_columns` are filled from what files say of themselves. `caption_places` are those of
     `[captions] from`, `caption_languages` what is wanted of XMP's alternatives. `num_end_tokens` is set for a model
-    that embeds a picture with its caption: the tokens that the tokeniser puts behind a caption.
+    that embeds a picture with its caption: the tokens that the tokeniser puts behind a caption. `clips` is set for one
+    that takes a segment's frames as one sequence.
     """
 
     resize: ResizeSpec | None
@@ -75,6 +81,7 @@ class DecodeSpec:
     caption_places: tuple[str, ...] = SIDECAR_ALONE
     caption_languages: tuple[str, ...] = ()
     num_end_tokens: int | None = None
+    clips: ClipForm | None = None
 
     @property
     def has_several_models(self) -> bool:
@@ -86,7 +93,7 @@ class DecodeSpec:
         """Return the columns that decoding adds to a listing, without the trace."""
         has_grids = self.resize is not None and self.resize.mode == "patches"
         own = [column for column in DECODED if column.name != "trace"] + ([IMAGE_GRID] if has_grids else [])
-        own += [IMAGE_TEXT] if self.num_end_tokens is not None else []
+        own += [IMAGE_TEXT] if self.num_end_tokens is not None or self.clips is not None else []
         own += [pa.field(model_column(NEEDED, name), pa.bool_()) for name in self.models if self.has_several_models]
         names = {column.name for column in own}
         own += [field for each in self.further for field in each.fields if field.name not in names]
@@ -172,6 +179,11 @@ class ItemDecoder:
         self._joined = (
             CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens, spec.caption_end_id)
             if spec.tokenizer_json is not None and spec.num_end_tokens is not None
+            else None
+        )
+        self._clips = (
+            ClipEncoder(spec.clips, spec.tokenizer_json, spec.caption_prompt)
+            if spec.tokenizer_json is not None and spec.clips is not None
             else None
         )
         self._inputs = FurtherInputs((*spec.image_inputs, *spec.step_inputs))
@@ -307,6 +319,8 @@ class ItemDecoder:
                 values[NUM_FRAMES] = len(segment.pixels)
                 for each in inputs:
                     values |= each.of_frames(segment.pixels)
+                    if each.column == "pixels" and self._clips is not None:
+                        values[CLIP_TEXT] = self._clips.encode(segment.times_s, segment.end_s - segment.start_s)
             yield values
 
     def _caption_values(self, caption: str | None, models: Collection[str]) -> Values:

@@ -20,6 +20,7 @@ from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.towers.base import (
+    CLIP,
     CheckpointPlace,
     OneTowerImport,
     Part,
@@ -418,9 +419,10 @@ class EmbeddingGemma2Tower(Qwen3VlTower):
 
         from shards.layouts import Padding
 
-        side, padding = self.spatial_merge_size, Padding.of(layout.grids[:, 1:].prod(1))
+        grids = layout.grids[:, 1:].repeat_interleave(layout.grids[:, 0], 0)
+        side, padding = self.spatial_merge_size, Padding.of(grids.prod(1))
         number = torch.arange(padding.shape[1])
-        square, inner, columns = number // side**2, number % side**2, layout.grids[:, 2:] // side
+        square, inner, columns = number // side**2, number % side**2, grids[:, 1:] // side
         x_FP = square % columns * side + inner % side
         y_FP = square // columns * side + inner // side
         places = torch.stack([x_FP, y_FP], -1).masked_fill(~padding.is_token[:, :, None], -1)
@@ -603,6 +605,8 @@ ONE_TOWERS = {
         ignored=("audio_tower.", "embed_audio.", "model.audio_tower.", "model.embed_audio."),
         place=_place,
         is_chat=False,
+        video_processor="EmbeddingGemma2VideoProcessor",
+        clip_frame=CLIP,
     )
 }
 TOWERS = (EmbeddingGemma2Tower, EmbeddingGemma2TextTower)

@@ -130,8 +130,7 @@ class Qwen2VlTower(Qwen3VlTower):
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches; (N, values) to packed squares."""
-        del layout
-        x_NV: torch.Tensor = module.patch_embed(self._in_time(values))
+        x_NV: torch.Tensor = module.patch_embed(self._in_time(values, layout))
         return x_NV.view(-1, self.square_width)
 
 

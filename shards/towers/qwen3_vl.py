@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from shards.clips import SECONDS
 from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.towers.base import (
+    CLIP,
     OneTowerImport,
     Part,
     Rows,
@@ -458,12 +460,19 @@ class Qwen3VlTower(VisionTower):
         inputs = self.num_inputs(layers.start), self.num_inputs(layers.stop)
         inside = ends[0] > self.first_decoder_layer, ends[1] > self.first_decoder_layer
         template = self.ids_before, self.ids_between, self.ids_after
-        return PictureTokens.of(rows, side, template, inputs, is_inside=inside)
+        return PictureTokens.of(rows, side, self.temporal_patch_size, template, inputs, is_inside=inside)
 
-    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
-        """Count the patches of a frame of each row, int64 (R,)."""
-        del lengths
-        return None if grids is None else grids[:, 1:].long().prod(1)
+    def tokens_per_sequence(self, rows: Rows) -> torch.Tensor | None:
+        """Count the patches of a picture or clip of each row, int64 (R,); a text's token counts as a square of them."""
+        from shards.picture_layout import count_places
+
+        if rows.grids is None:
+            return None
+        patches = rows.grids[:, 1:].long().prod(1)
+        if rows.text is None:
+            return patches
+        places = count_places(rows.text)
+        return patches * places.clamp(min=1) + (rows.text.lengths - places) * self.spatial_merge_size**2
 
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
         """Return the lengths of images that use up the budget."""
@@ -492,16 +501,18 @@ class Qwen3VlTower(VisionTower):
             spatial_merge_size=self.spatial_merge_size,
         )
         places, weights = places.to(values.device), weights.to(values.device)
-        x_NV: torch.Tensor = module.patch_embed(self._in_time(values))
+        x_NV: torch.Tensor = module.patch_embed(self._in_time(values, layout))
         positions_NV = (module.pos_embed(places) * weights[:, :, None]).sum(1)
         placed: torch.Tensor = x_NV + positions_NV.to(x_NV.dtype)
         return placed.view(-1, self.square_width)
 
-    def _in_time(self, values: torch.Tensor) -> torch.Tensor:
+    def _in_time(self, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Convert patches (N, rows x columns x 3) to the library's: (N, 3 x times x rows x columns)."""
         side = self.patch_size
         patches = values.view(-1, side, side, CHANNELS).permute(0, 3, 1, 2)
-        return patches[:, :, None].expand(-1, -1, self.temporal_patch_size, -1, -1).flatten(1)
+        if layout.times is None:
+            return patches[:, :, None].expand(-1, -1, self.temporal_patch_size, -1, -1).flatten(1)
+        return patches[layout.times].transpose(1, 2).flatten(1)
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run layers in order, from the packed values in front of the first to those behind the last."""
@@ -598,7 +609,8 @@ class Qwen3VlTower(VisionTower):
         output = model(
             input_ids=layout.ids.masked_fill(kinds == 1, model.config.image_token_id),
             attention_mask=layout.tokens.is_token.long(),
-            pixel_values=self._in_time(values),
+            position_ids=None if layout.times is None else layout.positions,  # a clip's are known where it is decoded
+            pixel_values=self._in_time(values, layout),
             image_grid_thw=layout.grids,
             mm_token_type_ids=kinds,
         )
@@ -676,7 +688,13 @@ def _read(theirs: Any, where: Path) -> Qwen3VlTower:
 
 ONE_TOWERS = {
     "qwen3_vl": OneTowerImport(
-        "Qwen3VLConfig", _read, {"vision": "visual.", "text": "language_model."}, ignored=("lm_head.",)
+        "Qwen3VLConfig",
+        _read,
+        {"vision": "visual.", "text": "language_model."},
+        ignored=("lm_head.",),
+        video_processor="Qwen3VLVideoProcessor",
+        clip_frame=f"<{SECONDS} seconds>{CLIP}",
+        clip_shares_pixels=True,
     )
 }
 TOWERS = (Qwen3VlTower, Qwen3VlTextTower)
