@@ -331,8 +331,9 @@ class ItemDecoder:
             values["token_ids"], num_read = self.captions.read(caption)
             note_cut(values, caption, num_read)
             if self._joined is not None:
-                ids = self._joined.encode(caption)
-                values[IMAGE_TEXT.name] = ids[: len(ids) - (self.spec.num_end_tokens or 0)]
+                ids, num_end = self._joined.encode(caption), self.spec.num_end_tokens or 0
+                num_start = len(self._joined.encode("")) - num_end  # the tokeniser's own, which stand before a picture
+                values[IMAGE_TEXT.name] = ids[num_start : len(ids) - num_end]
         return values
 
 

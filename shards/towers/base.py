@@ -126,7 +126,7 @@ class OneTowerImport:
         place: finds a tensor that isn't under its side's prefix with its own name, given our whole name and the number
             of the decoder's layers; None for all others.
         is_chat: whether a chat template writes a conversation around an item; else the tokeniser's own tokens stand
-            around it, and a picture comes without a text.
+            around it.
         video_processor: name of the library's class that prepares a clip's frames.
         clip_frame: what its processor writes for the frames that are computed together, as in `ClipForm`, with a mark
             in place of what stands around a whole clip.

@@ -50,7 +50,7 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
     label = "EmbeddingGemma 2"
     layer_prefix = "encoder.layers."
     lookup_prefixes = ("patch_embedder.",)
-    takes_text = False
+    prompts_pictures = False
 
     temporal_patch_size: ClassVar[int] = 1  # type: ignore[misc]
     num_position_embeddings: ClassVar[int] = 36**2  # type: ignore[misc] # any size of images fits
@@ -237,6 +237,8 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
         self, module: Any, layers: LayerRange, x_NV: torch.Tensor, inputs: list[torch.Tensor], layout: Any
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run vision blocks and pooler; (N, V) to (N, V), or behind the pooler to (M, D)."""
+        from shards.layouts import Padding
+
         padding, places = self._places(layout, x_NV.device)
         x_FPV = padding.pad(x_NV)
         positions = module.encoder.rotary_emb(x_FPV, places)
@@ -247,8 +249,9 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
         if layers.stop <= self.depth:
             return padding.pack(x_FPV), inputs
         num_squares = x_FPV.shape[1] // self.spatial_merge_size**2
-        x_FMV, is_square = module.pooler(x_FPV, places, ~padding.is_token, num_squares)
-        x_MV = x_FMV[is_square]
+        x_FMV, _ = module.pooler(x_FPV, places, ~padding.is_token, num_squares)
+        squares = Padding.of(padding.lengths // self.spatial_merge_size**2)  # on the host, so that none waits for a GPU
+        x_MV = squares.move_to(lambda each: each.to(x_FMV.device)).pack(x_FMV)
         if self.standardize:
             x_MV = (x_MV - module.std_bias.float()) * module.std_scale.float()
         return module.embed_vision(x_MV.to(x_FPV.dtype)), inputs

@@ -18,7 +18,9 @@ class VisionTower(Tower):
     """A tower for images."""
 
     takes_text: ClassVar[bool] = False
-    """Whether an image may come with a text, in one conversation that begins with the caption's prompt."""
+    """Whether an image may come with a text, in one sequence."""
+    prompts_pictures: ClassVar[bool] = True
+    """Whether the sequence that an image is in begins with the caption's prompt."""
 
     @property
     @abstractmethod
