@@ -81,8 +81,12 @@ class ModelConfig(ModelSection):
             raise ValueError(
                 "preprocess.joins_captions is true, and the model takes no picture with a text; write false"
             )
-        if self.preprocess.clips is not None and decoder is None:
-            raise ValueError("preprocess.clips is set, and the model's images pass through no text tower; remove it")
+        clips, together = self.preprocess.clips, getattr(self.vision, "temporal_patch_size", 1)
+        if clips is not None and (decoder is None or clips.frames_together != together):
+            raise ValueError(
+                f"preprocess.clips is for images that pass through a text tower, and for {together} frames_together; "
+                "remove it, or import the checkpoint again"
+            )
         for side, tower in self.towers.items():
             if self.projections[side] == "none" and tower.pooled_dim != self.embedding_dim:
                 raise ValueError(

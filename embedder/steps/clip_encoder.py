@@ -7,6 +7,7 @@ import numpy as np
 
 from shards.clips import ClipForm
 from shards.model_config import TOKENIZER_FILE
+from shards.model_errors import ModelError
 from shards.tokenizer import parse_tokenizer
 
 
@@ -14,7 +15,7 @@ class ClipEncoder:
     """Tokeniser of a model folder, which writes a clip's conversation whole."""
 
     def __init__(self, form: ClipForm, tokenizer_json: str, prompt: str) -> None:
-        """Read the tokeniser from the content of tokenizer.json; a ModelError if it is invalid or lacks the place."""
+        """Read the tokeniser from the content of tokenizer.json; a ModelError if it is invalid."""
         self._form, self._prompt = form, prompt
         self._tokenizer = parse_tokenizer(tokenizer_json, f"the model's {TOKENIZER_FILE}")
         self._tokenizer.no_padding()
@@ -24,10 +25,16 @@ class ClipEncoder:
     def encode(self, times_s: Sequence[float], length_s: float) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Return token ids, int32 (T,), with -1 - t in the place of frames at position t in time.
 
-        `times_s` are those of the frames from the segment's start, `length_s` is its length, in seconds.
+        `times_s` are those of the frames from the segment's start, `length_s` is its length, in seconds. Raises a
+        ModelError if the tokeniser doesn't know the places.
         """
         ids = np.array(self._tokenizer.encode(self._form.write(self._prompt, times_s)).ids, np.int32)
         positions = self._form.positions(len(times_s), length_s)
         places = np.flatnonzero(ids == self._place)[-len(positions) :]  # a prompt may have the token, too
+        if len(places) != len(positions):
+            raise ModelError(
+                f"{TOKENIZER_FILE}: a clip of {len(times_s)} frames has {len(places)} tokens {self._form.place!r}, and "
+                f"{len(positions)} are expected; import the model again"
+            )
         ids[places] = -1 - positions
         return ids
