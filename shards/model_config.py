@@ -81,18 +81,22 @@ class ModelConfig(ModelSection):
             raise ValueError(
                 "preprocess.joins_captions is true, and the model takes no picture with a text; write false"
             )
-        clips, together = self.preprocess.clips, getattr(self.vision, "temporal_patch_size", 1)
-        if clips is not None and (decoder is None or clips.frames_together != together):
-            raise ValueError(
-                f"preprocess.clips is for images that pass through a text tower, and for {together} frames_together; "
-                "remove it, or import the checkpoint again"
-            )
         for side, tower in self.towers.items():
             if self.projections[side] == "none" and tower.pooled_dim != self.embedding_dim:
                 raise ValueError(
                     f'{side}_projection is "none", and the tower\'s vectors of {tower.pooled_dim} values are no '
                     f'vectors of embedding_dim ({self.embedding_dim}); make them equal, or write "linear"'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _takes_clips(self) -> Self:
+        clips, together = self.preprocess.clips, getattr(self.vision, "temporal_patch_size", 1)
+        if clips is not None and (not self.is_one_tower or clips.frames_together != together):
+            raise ValueError(
+                f"preprocess.clips is for images that pass through a text tower, and for {together} frames_together; "
+                "remove it, or import the checkpoint again"
+            )
         return self
 
     @property

@@ -97,16 +97,13 @@ class PictureTokens:
         texts, words, is_clip = _texts(rows, shown[:, 0], frames_together, sum(map(len, template)))
         pictures = torch.where(is_clip, 1, shown[:, 0])
         row_of = torch.arange(len(shown)).repeat_interleave(pictures)
-        frames = torch.where(is_clip, shown[:, 0], 1)[row_of]
-        grids = shown[row_of]
-        grids[:, 0] = -(-frames // frames_together)
+        frames, grids = _grids(shown[row_of], is_clip[row_of], frames_together)
         squares = grids.prod(1) // merge**2
-        lengths = squares + words[row_of]
-        tokens, held = Padding.of(lengths), [_conversation(texts[row], template) for row in row_of.tolist()]
+        held, tokens = [_conversation(texts[row], template) for row in row_of], Padding.of(squares + words[row_of])
         ids, positions, kinds = _conversations(grids // merge, held, tokens.shape)
-        counts = squares if not is_inside[1] else lengths + inputs[1] * squares
+        counts = squares if not is_inside[1] else tokens.lengths + inputs[1] * squares
         starts, stops = (
-            Places.of(lengths, squares, number) if inside else None
+            Places.of(tokens.lengths, squares, number) if inside else None
             for number, inside in zip(inputs, is_inside, strict=True)
         )
         return PictureTokens(
@@ -170,6 +167,12 @@ def _texts(
     ids, stops = rows.text.values.tolist(), lengths.cumsum(0).tolist()
     texts = [ids[stop - length : stop] for stop, length in zip(stops, lengths.tolist(), strict=True)]
     return texts, torch.where(is_clip, lengths - places, lengths + num_around), is_clip
+
+
+def _grids(shown: torch.Tensor, is_clip: torch.Tensor, frames_together: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the frames of each picture or clip, (F,), and its grid with places of frames, (F, 3)."""
+    frames = torch.where(is_clip, shown[:, 0], 1)
+    return frames, torch.cat([-(-frames // frames_together)[:, None], shown[:, 1:]], 1)
 
 
 def _conversation(text: list[int], template: Template) -> list[list[int]]:

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from shards.clips import ClipForm
+from shards.clip_sequence import ClipForm
 from shards.file_schema import ModelSection
 
 CROPPED = ("squash", "crop")

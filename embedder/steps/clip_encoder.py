@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shards.clips import ClipForm
+from shards.clip_sequence import ClipForm
 from shards.model_config import TOKENIZER_FILE
 from shards.model_errors import ModelError
 from shards.tokenizer import parse_tokenizer

@@ -21,7 +21,7 @@ from embedder.sources.captions import SIDECAR_ALONE
 from embedder.steps.caption_encoder import CaptionEncoder, note_cut
 from embedder.steps.clip_encoder import ClipEncoder
 from embedder.steps.further_inputs import FurtherInput, FurtherInputs
-from shards.clips import ClipForm
+from shards.clip_sequence import ClipForm
 
 BMP_HEAD_BYTES = 54
 NO_TOWER = "NoTower"  # error type of an item that the model has no tower for

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shards.clips import FRAMES, PLACE, PROMPT, ClipForm
+from shards.clip_sequence import FRAMES, PLACE, PROMPT, ClipForm
 from shards.convert.preprocessing import COMBINED_PROCESSOR_FILE, PROCESSOR_FILE, RESAMPLE
 from shards.file_schema import read_json
 from shards.preprocess import PreprocessConfig

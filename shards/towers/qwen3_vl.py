@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from shards.clips import SECONDS
+from shards.clip_sequence import SECONDS
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.towers.base import (
