@@ -204,7 +204,7 @@ def test_a_decoder_with_eyes_computes_as_fast_as_its_library(family, tmp_path, c
     vision = {"hidden_size": 384, "intermediate_size": 1024, "num_heads": 6, "out_hidden_size": 512}
     text = {"hidden_size": 512, "intermediate_size": 1024}
     if family == "embedding_gemma2":
-        vision = {"hidden_size": 384, "intermediate_size": 1024, "head_dim": 128}
+        vision = {"hidden_size": 384, "intermediate_size": 1024, "head_dim": 128, "use_clipped_linears": False}
         text |= {"embedding_dim": 512, "hidden_size_per_layer_input": 128}
     for section, changes in ((config.vision_config, vision), (config.text_config, text)):
         for key, value in changes.items():
