@@ -6,7 +6,7 @@ One row is one item, or one segment of a video. Each tower's state is in one col
     token_ids -> text_activation  -> text_embedding
 
 For models whose images keep their own proportions, a column `image_grid` accompanies the first two image columns; so
-does `image_text` where a picture is embedded with its caption.
+does `image_text` where a picture is embedded with its caption, or a clip's frames as one sequence.
 
 All but the embeddings are nullable `large_binary`, one value per row: nulls cost nothing, the value buffer is the
 packed tensor, the offsets are the lengths. All other columns pass through without a copy.
@@ -75,7 +75,8 @@ IMAGE_GRID = pa.field("image_grid", TENSOR)
 """int32 (3,): frames, patch rows and patch columns."""
 
 IMAGE_TEXT = pa.field("image_text", TENSOR)
-"""int32 (T,): token ids of the caption that a picture is embedded with; null or empty without one."""
+"""int32 (T,): token ids of the caption that a picture is embedded with, or of all that a clip's frames are in, with
+numbers below 0 in their places; null or empty without either."""
 
 BESIDE_IMAGES = (IMAGE_GRID.name, IMAGE_TEXT.name)
 """Names of the columns that accompany those of images, up to their embeddings."""

@@ -35,7 +35,8 @@ class TowerState:
         grids: int32 (B, 3), on the CPU: frames, patch rows and patch columns of each row, zeros where the row lacks
             this side; None for a tower without grids.
         text: token ids int32 (T,) and their lengths (B,), on the CPU, of a text that each image comes with, for a tower
-            whose vector is of both; None for images alone.
+            whose vector is of both; None for images alone. A clip's is all that its frames are in: in a place of theirs
+            it has -1 - t, where t is their position in time from the last text.
     """
 
     values: torch.Tensor
@@ -53,11 +54,9 @@ class TowerState:
         """Return the groups of rows that a tower computes together, int64; all rows must have this side."""
         import torch
 
-        tokens = tower.tokens_per_sequence(self.lengths, self.grids)
+        tokens = tower.tokens_per_sequence(self)
         if tokens is None:
             return [torch.arange(len(self.lengths))]
-        if self.text is not None:  # one long caption would widen the rectangle of all
-            tokens = tokens + self.text.lengths * tower.merge_size**2
         return [torch.from_numpy(group) for group in group_by_length(tokens.numpy(), costs)]
 
 

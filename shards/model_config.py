@@ -91,6 +91,16 @@ class ModelConfig(ModelSection):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _takes_clips(self) -> Self:
+        clips, together = self.preprocess.clips, getattr(self.vision, "temporal_patch_size", 1)
+        if clips is not None and (not self.is_one_tower or clips.frames_together != together):
+            raise ValueError(
+                f"preprocess.clips is for images that pass through a text tower, and for {together} frames_together; "
+                "remove it, or import the checkpoint again"
+            )
+        return self
+
     @property
     def vector_dim(self) -> int:
         """Size of the vectors that are stored."""
@@ -172,9 +182,8 @@ class ModelConfig(ModelSection):
     def to_json(self) -> str:
         """Return the text of config.json, which older versions read, too, where it says nothing new."""
         unset: dict[str, Any] = {key: True for key in ("dimensions", "matryoshka") if getattr(self, key) is None}
-        unset["preprocess"] = {
-            key for key in ("instruction_form", "joins_captions") if not getattr(self.preprocess, key)
-        }
+        later = ("instruction_form", "joins_captions", "clips")
+        unset["preprocess"] = {key for key in later if not getattr(self.preprocess, key)}
         return self.model_dump_json(indent=2, exclude=unset) + "\n"
 
 

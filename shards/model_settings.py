@@ -96,7 +96,7 @@ def apply_settings(config: ModelConfig, settings: ModelSettings, folder: Path) -
     _check_room(config, folder, prompt, f"{where}: item_instruction")
     preprocess = config.preprocess.model_copy(update={"caption_prompt": prompt})
     update: dict[str, object] = {"preprocess": preprocess}
-    if config.vision is not None and config.vision.takes_text:
+    if config.vision is not None and config.vision.takes_text and config.vision.prompts_pictures:
         vision = config.vision.model_dump()
         ids = ids_before_pictures(folder, tuple(vision["ids_before"]), config.preprocess.caption_prompt, prompt)
         update["vision"] = config.vision.model_validate(vision | {"ids_before": ids})

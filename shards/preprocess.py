@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from shards.clip_sequence import ClipForm
 from shards.file_schema import ModelSection
 
 CROPPED = ("squash", "crop")
@@ -52,6 +53,9 @@ class PreprocessConfig(ModelSection):
         False,
         description="a picture's vector is of the picture with its caption, if it has one; for a model whose pictures "
         "pass through the layers of its texts",
+    )
+    clips: ClipForm | None = Field(
+        None, description="a segment's frames as one sequence; none: its vector is the mean of those of its frames"
     )
 
     @property

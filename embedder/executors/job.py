@@ -251,8 +251,14 @@ def ray_store_bytes(batch_size: int | Literal["auto"], model: Model, plan: Shard
 
 def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_BATCH) -> DecodeSpec:
     """Return the settings of the decode step."""
+    clips, frames = model.config.preprocess.clips, rows.frames_per_segment
+    if clips is not None and frames > clips.max_frames:
+        raise ConfigError(
+            f"frames_per_segment: {frames}; model {model.config.name!r} takes a segment's frames as one sequence, and "
+            f"{clips.max_frames} at most; write no more, or a shorter segment_s"
+        )
     return DecodeSpec(
-        resize=resize_spec(model, rows.decode.settled_colour) if model.config.vision is not None else None,
+        resize=resize_spec(model, rows.decode.settled_colour, frames) if model.config.vision is not None else None,
         limits=decode_limits(rows.decode),
         tokenizer_json=model.tokenizer_json,
         max_caption_tokens=model.config.preprocess.max_caption_tokens,
@@ -268,6 +274,7 @@ def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_
         caption_places=rows.captions.places,
         caption_languages=rows.captions.languages,
         num_end_tokens=model.config.num_end_tokens,
+        clips=clips,
     )
 
 

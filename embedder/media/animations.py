@@ -12,7 +12,7 @@ from embedder.media.colour import to_rgb
 from embedder.media.images import check_pixels, finish_image, form_of, open_image, orientation_of, resize_image, upright
 from embedder.media.loaded_image import LoadedImage
 from embedder.media.media_errors import STILL_IMAGE, DecodeError
-from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
+from embedder.media.resize import ResizeSpec, Size, SizedPixels, clip_size
 from embedder.media.segments import PickedSegment, SegmentRule, TimedFrame, pick_segments
 
 ANIMATED_FORMATS = frozenset({"GIF", "PNG", "WEBP", "AVIF"})  # several images in a TIFF or JPEG are no animation
@@ -43,7 +43,7 @@ def animation_segments(
         nonlocal size
         shown = upright(to_rgb(frame, resize.colour), orientation)
         if resize.mode == "patches":
-            size = size or scaled_size(shown.size, resize)
+            size = size or clip_size(shown.size, resize)
         return resize_image(shown, resize, size)
 
     medium: dict[str, Any] | None = None

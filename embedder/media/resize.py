@@ -4,7 +4,7 @@ Sizes are (width, height) in pixels.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ class ResizeSpec:
         colour: `srgb` reads an image's numbers as its file says, `raw` as if all were sRGB.
         merge_size: side of the squares of patches that a model makes one token of; both sides are whole squares then.
         min_patches: with such squares, a smaller image is enlarged to so many patches; 0: each image fills the budget.
+        clip_frames: number of frames of a clip that share what it may have, 1: each by itself; 0: a frame of a clip is
+            as an image.
+        clip_least, clip_most: least and most pixels of such frames.
     """
 
     image_size: int
@@ -74,10 +77,20 @@ class ResizeSpec:
     colour: Colour = "srgb"
     merge_size: int = 1
     min_patches: int = 0
+    clip_frames: int = 0
+    clip_least: int = 0
+    clip_most: int = 0
 
     @property
     def most_patches(self) -> int:
-        """The most patches of an image; a strip one square high, and an enlarged image, may exceed the budget."""
+        """The most patches of an image or frame; a strip one square high, or an enlarged one, may exceed the budget."""
+        if self.clip_frames:
+            least, most = (
+                each // (self.clip_frames * self.patch_size**2) + 1 for each in (self.clip_least, self.clip_most)
+            )
+            # Frames are counted in pairs, of which an odd number may lack one.
+            frame = replace(self, clip_frames=0, max_patches=2 * most, min_patches=self.min_patches and least)
+            return max(replace(self, clip_frames=0).most_patches, frame.most_patches)
         if self.merge_size == 1 or not self.min_patches:
             return self.max_patches
         square = self.merge_size**2
@@ -88,8 +101,16 @@ class ResizeSpec:
         return max(self.max_patches, strip, enlarged)
 
     @classmethod
-    def of(cls, preprocess: "PreprocessConfig", vision: "VisionTower | None" = None, colour: Colour = "srgb") -> Self:
-        """Return the rule of a model's preprocessing."""
+    def of(
+        cls,
+        preprocess: "PreprocessConfig",
+        vision: "VisionTower | None" = None,
+        colour: Colour = "srgb",
+        frames_per_segment: int = 0,
+    ) -> Self:
+        """Return the rule of a model's preprocessing; `frames_per_segment` for clips, if a model takes them whole."""
+        clips = preprocess.clips if frames_per_segment else None
+        frames, least, most = clips.pixel_limits(frames_per_segment) if clips is not None else (0, 0, 0)
         patch_px = vision.patch_px if vision is not None else None
         return cls(
             image_size=preprocess.image_size,
@@ -103,6 +124,9 @@ class ResizeSpec:
             colour=colour,
             merge_size=vision.merge_size if vision is not None else 1,
             min_patches=vision.fewest_patches if vision is not None else 0,
+            clip_frames=frames,
+            clip_least=least,
+            clip_most=most,
         )
 
 
@@ -165,18 +189,45 @@ def whole_squares_size(size: Size, resize: ResizeSpec) -> Size:
     Source: transformers 5.23 `smart_resize` of Qwen2VLImageProcessor, which refuses proportions beyond 200 to 1; those
     images are given 200 to 1.
     """
-    width, height = (min(edge, MAX_STRIP_ASPECT * min(size)) for edge in size)
-    factor = resize.patch_size * resize.merge_size
     least, most = (number * resize.patch_size**2 for number in (resize.min_patches, resize.max_patches))
+    return _squares_between(_within_strip(size), resize.patch_size * resize.merge_size, least, most)
+
+
+def clip_size(size: Size, resize: ResizeSpec) -> Size:
+    """Return the size of a clip's frames after the resize; they have that of an image unless the model takes clips.
+
+    Source: transformers 5.23 `smart_resize` of Qwen3VLVideoProcessor, where frames share the pixels, and those of
+    `whole_squares_size` and `most_squares_size`.
+    """
+    if not resize.clip_frames:
+        return scaled_size(size, resize)
+    if not resize.min_patches:
+        return most_squares_size(size, replace(resize, max_patches=resize.clip_most // resize.patch_size**2))
+    (width, height), factor = _within_strip(size), resize.patch_size * resize.merge_size
+    if resize.clip_frames > 1 and min(width, height) < factor:
+        scale = max(factor / height, factor / width)
+        width, height = int(width * scale), int(height * scale)
+    return _squares_between((width, height), factor, resize.clip_least, resize.clip_most, resize.clip_frames)
+
+
+def _within_strip(size: Size) -> Size:
+    width, height = (min(edge, MAX_STRIP_ASPECT * min(size)) for edge in size)
+    return width, height
+
+
+def _squares_between(size: Size, factor: int, least: int, most: int, frames: int = 1) -> Size:
+    """Return the size in whole squares of `factor` px so that frames of it have between `least` and `most` pixels."""
+    width, height = size
+    counted = round(frames / 2) * 2 if frames > 1 else 1
     rounded = round(width / factor) * factor, round(height / factor) * factor
-    if rounded[0] * rounded[1] > most:
-        beta = math.sqrt((height * width) / most)
+    if counted * rounded[0] * rounded[1] > most:
+        beta = math.sqrt((frames * height * width) / most)
         return (
             max(factor, math.floor(width / beta / factor) * factor),
             max(factor, math.floor(height / beta / factor) * factor),
         )
-    if rounded[0] * rounded[1] < least:
-        beta = math.sqrt(least / (height * width))
+    if counted * rounded[0] * rounded[1] < least:
+        beta = math.sqrt(least / (frames * height * width))
         return math.ceil(width * beta / factor) * factor, math.ceil(height * beta / factor) * factor
     return rounded
 

@@ -5,6 +5,7 @@ dies, so a file that hangs or crashes its decoder affects neither other files no
 """
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,8 @@ MAX_BATCH_IMAGES, MAX_BATCH_BYTES = 8, 8 << 20
 class VideoSegment:
     """Images that represent one stretch of a video: number `segment`, which is `start_s // segment_s`.
 
-    Times are in seconds from the first frame. `pixels` are uint8 (F, H, W, 3), RGB, all of one size; F is from 1 to
+    Times are in seconds from the first frame; `times_s`, at which the frames begin, from the segment's start, and 0 for
+    one that is shown before it. `pixels` are uint8 (F, H, W, 3), RGB, all of one size; F is from 1 to
     `frames_per_segment`. `num_decoded` counts frames decoded since the previous segment; 0 for an animated image.
     `medium` has the values of the medium's columns, None if none were asked for.
     """
@@ -53,6 +55,7 @@ class VideoSegment:
     start_s: float
     end_s: float
     pixels: Pixels
+    times_s: tuple[float, ...]
     num_decoded: int = 0
     medium: Message | None = None
 
@@ -295,7 +298,10 @@ class SandboxedDecoder(DecoderProcess):
         try:
             start_s, end_s = float(answer["start_s"]), float(answer["end_s"])
             number, num_decoded = int(answer["segment"]), int(answer["num_decoded"])
-            return VideoSegment(number, start_s, end_s, pixels, num_decoded, _read_medium(answer))
+            times_s = tuple(map(float, answer["times_s"]))
+            if len(times_s) != len(pixels) or not all(map(math.isfinite, times_s)):
+                raise ChildDiedError(BROKEN_MESSAGE)
+            return VideoSegment(number, start_s, end_s, pixels, times_s, num_decoded, _read_medium(answer))
         except (KeyError, TypeError, ValueError):
             raise ChildDiedError(BROKEN_MESSAGE) from None
 

@@ -136,7 +136,8 @@ class Server:
             else:
                 self._await_emptied()
                 times = {"start_s": float(segment.start_s), "end_s": float(segment.end_s)}
-                numbers = {"segment": segment.segment, "num_decoded": segment.num_decoded}
+                numbers: Message = {"segment": segment.segment, "num_decoded": segment.num_decoded}
+                numbers |= {"times_s": [max(float(each - segment.start_s), 0.0) for each in segment.times_s]}
                 self._send(self._post(segment.images) | times | numbers | {"medium": self._medium_of(segment)})
                 self._outbox_is_full = True
         return {"end": True}

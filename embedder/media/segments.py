@@ -50,7 +50,7 @@ class FrameClock:
 
 @dataclass(frozen=True)
 class PickedSegment(Generic[Image]):
-    """Images that represent the video between two times.
+    """Images that represent the video between two times, and the times at which their frames begin.
 
     `num_decoded` counts frames decoded since the previous segment; 0 if they aren't counted.
     """
@@ -59,6 +59,7 @@ class PickedSegment(Generic[Image]):
     start_s: Fraction
     end_s: Fraction
     images: list[Image]
+    times_s: list[Fraction]
     num_decoded: int = 0
 
 
@@ -72,7 +73,7 @@ class _OpenSegment(Generic[Frame, Image]):
     targets: list[Fraction]
     convert: Callable[[Frame], Image]
     images: list[Image] = field(default_factory=list)
-    _last_taken_s: Fraction | None = None
+    times_s: list[Fraction] = field(default_factory=list)
 
     def answer(self, shown: TimedFrame[Frame], until_s: Fraction) -> None:
         """Assign `shown` to all targets before `until_s`; a frame for several targets is taken once."""
@@ -83,11 +84,11 @@ class _OpenSegment(Generic[Frame, Image]):
     def close(self, end_s: Fraction, shown: TimedFrame[Frame]) -> PickedSegment[Image]:
         if not self.images:
             self._take(shown)
-        return PickedSegment(self.segment, self.start_s, min(end_s, self.end_s), self.images)
+        return PickedSegment(self.segment, self.start_s, min(end_s, self.end_s), self.images, self.times_s)
 
     def _take(self, shown: TimedFrame[Frame]) -> None:
-        if self._last_taken_s != shown.time_s:
-            self._last_taken_s = shown.time_s
+        if not self.times_s or self.times_s[-1] != shown.time_s:
+            self.times_s.append(shown.time_s)
             self.images.append(self.convert(shown.frame))
 
 

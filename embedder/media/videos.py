@@ -21,7 +21,7 @@ from embedder.media.declared_size import declared_bytes
 from embedder.media.images import check_pixels, resize_image, upright
 from embedder.media.media_errors import DecodeError
 from embedder.media.picture_groups import PARTIAL_FRAME, FrameOnDemand, GroupedFrames
-from embedder.media.resize import ResizeSpec, Size, SizedPixels, scaled_size
+from embedder.media.resize import ResizeSpec, Size, SizedPixels, clip_size
 from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, TimedFrame, pick_segments
 
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf"
@@ -267,7 +267,7 @@ class _Resizer:
         image = _square_pixels(to_rgb(self._to_image(frame), self._resize.colour), self._aspect)
         image = upright(image, self.orientation)
         if self._resize.mode == "patches":
-            self._size = self._size or scaled_size(image.size, self._resize)
+            self._size = self._size or clip_size(image.size, self._resize)
         return resize_image(image, self._resize, self._size)
 
     def _to_image(self, frame: Any) -> Image.Image:

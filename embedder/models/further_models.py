@@ -214,7 +214,7 @@ def _inputs(models: Sequence[FurtherModel], main: Model) -> Iterator[tuple[Furth
 
 def _own_columns(main: Model) -> Mapping[Rule, str]:
     own: dict[Rule, str] = {}
-    if main.config.vision is not None:
+    if main.config.vision is not None and main.config.preprocess.clips is None:  # clips' frames have sizes of their own
         own[resize_spec(main), None, 0, None, ""] = "pixels"
     if main.config.text is not None:
         rule = main.config.preprocess

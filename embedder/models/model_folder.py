@@ -41,6 +41,9 @@ def open_model(uri: str) -> Model:
     return Model(uri, folder, config, tokenizer_json, model_fingerprint(folder))
 
 
-def resize_spec(model: Model, colour: Colour = "srgb") -> ResizeSpec:
-    """Return how the model's images are read and resized; for a store, `colour` must be that it was made with."""
-    return ResizeSpec.of(model.config.preprocess, model.config.required_vision, colour)
+def resize_spec(model: Model, colour: Colour = "srgb", frames_per_segment: int = 0) -> ResizeSpec:
+    """Return how the model's images are read and resized; for a store, `colour` must be that it was made with.
+
+    `frames_per_segment` is for the frames of clips, if the model takes them as one sequence.
+    """
+    return ResizeSpec.of(model.config.preprocess, model.config.required_vision, colour, frames_per_segment)

@@ -82,7 +82,8 @@ class TowersServable(Servable):
 
     @property
     def _config(self) -> ModelConfig:
-        return load_model_config(self._folder)
+        config = load_model_config(self._folder)  # its clips are the means of their frames' vectors
+        return config.model_copy(update={"preprocess": config.preprocess.model_copy(update={"clips": None})})
 
     def _sides(self) -> list[Side]:
         found = [side for side in self.sides if TOWERS[side] in self._config.towers]

@@ -37,6 +37,7 @@ from embedder.steps.content_reader import CONVERT, ContentReader
 from embedder.steps.item_captions import add_values, read_problem
 from embedder.steps.item_decoder import (
     CAPTION_PLACE,
+    CLIP_TEXT,
     NUM_DECODED,
     NUM_FRAMES,
     DecodeSpec,
@@ -289,8 +290,9 @@ def assemble(carried: pa.Table, rows: list[tuple[int, Values]], spec: DecodeSpec
     carried = carried.append_column("caption", pa.array([row.get("caption") for row in values], pa.string()))
     for column in spec.columns:
         cells = [row.get(column.name) for row in values]
-        if column == IMAGE_TEXT:  # a clip's frames and a caption alone have none
-            cells = [each if row.get("modality") == "pair" else None for each, row in zip(cells, values, strict=True)]
+        if column == IMAGE_TEXT:  # a caption alone has none
+            names = [{"pair": IMAGE_TEXT.name, "video": CLIP_TEXT}.get(row.get("modality") or "", "") for row in values]
+            cells = [row.get(name) for name, row in zip(names, values, strict=True)]
         array = pack(cells) if column.type == TENSOR else pa.array(cells, column.type)
         carried = carried.append_column(column, array)
     return carried

@@ -19,13 +19,21 @@ from embedder.media.resize import Colour, ResizeSpec
 from embedder.media.sandbox import DecodedImage, SandboxedDecoder
 from embedder.sources.captions import SIDECAR_ALONE
 from embedder.steps.caption_encoder import CaptionEncoder, note_cut
+from embedder.steps.clip_encoder import ClipEncoder
 from embedder.steps.further_inputs import FurtherInput, FurtherInputs
+from shards.clip_sequence import ClipForm
 
 BMP_HEAD_BYTES = 54
 NO_TOWER = "NoTower"  # error type of an item that the model has no tower for
 
 NUM_FRAMES, NUM_DECODED = "num_frames", "num_decoded"
 """Values of a video's row, only for the measurement: frames that it has, and that were decoded for it."""
+
+CLIP_TEXT = "clip_text"
+"""Value of a segment's row for `image_text`, if the model takes its frames as one sequence."""
+
+_NOT_COLUMNS = ("pixels", "medium", "times_s")
+"""Fields of a segment that are made into others of its row."""
 
 CAPTION_PLACE = "caption_place"
 """Value of an item's last row, only for the measurement: where its caption was found."""
@@ -50,7 +58,8 @@ class DecodeSpec:
     values are read. `models` are the names of the run's models, `further` is what further ones take. `steps` are the
     user's own. `medium_columns` are filled from what files say of themselves. `caption_places` are those of
     `[captions] from`, `caption_languages` what is wanted of XMP's alternatives. `num_end_tokens` is set for a model
-    that embeds a picture with its caption: the tokens that the tokeniser puts behind a caption.
+    that embeds a picture with its caption: the tokens that the tokeniser puts behind a caption. `clips` is set for one
+    that takes a segment's frames as one sequence.
     """
 
     resize: ResizeSpec | None
@@ -72,6 +81,7 @@ class DecodeSpec:
     caption_places: tuple[str, ...] = SIDECAR_ALONE
     caption_languages: tuple[str, ...] = ()
     num_end_tokens: int | None = None
+    clips: ClipForm | None = None
 
     @property
     def has_several_models(self) -> bool:
@@ -83,7 +93,7 @@ class DecodeSpec:
         """Return the columns that decoding adds to a listing, without the trace."""
         has_grids = self.resize is not None and self.resize.mode == "patches"
         own = [column for column in DECODED if column.name != "trace"] + ([IMAGE_GRID] if has_grids else [])
-        own += [IMAGE_TEXT] if self.num_end_tokens is not None else []
+        own += [IMAGE_TEXT] if self.num_end_tokens is not None or self.clips is not None else []
         own += [pa.field(model_column(NEEDED, name), pa.bool_()) for name in self.models if self.has_several_models]
         names = {column.name for column in own}
         own += [field for each in self.further for field in each.fields if field.name not in names]
@@ -169,6 +179,11 @@ class ItemDecoder:
         self._joined = (
             CaptionEncoder(spec.tokenizer_json, spec.max_caption_tokens, spec.caption_end_id)
             if spec.tokenizer_json is not None and spec.num_end_tokens is not None
+            else None
+        )
+        self._clips = (
+            ClipEncoder(spec.clips, spec.tokenizer_json, spec.caption_prompt)
+            if spec.tokenizer_json is not None and spec.clips is not None
             else None
         )
         self._inputs = FurtherInputs((*spec.image_inputs, *spec.step_inputs))
@@ -299,11 +314,13 @@ class ItemDecoder:
             for video, inputs in zip(videos, rules.values(), strict=True):
                 if (segment := next(video, None)) is None:
                     return
-                values |= {name: value for name, value in vars(segment).items() if name not in ("pixels", "medium")}
+                values |= {name: value for name, value in vars(segment).items() if name not in _NOT_COLUMNS}
                 values.setdefault("medium", segment.medium)  # only the first rule's sandbox reads it
                 values[NUM_FRAMES] = len(segment.pixels)
                 for each in inputs:
                     values |= each.of_frames(segment.pixels)
+                    if each.column == "pixels" and self._clips is not None:
+                        values[CLIP_TEXT] = self._clips.encode(segment.times_s, segment.end_s - segment.start_s)
             yield values
 
     def _caption_values(self, caption: str | None, models: Collection[str]) -> Values:
@@ -314,8 +331,9 @@ class ItemDecoder:
             values["token_ids"], num_read = self.captions.read(caption)
             note_cut(values, caption, num_read)
             if self._joined is not None:
-                ids = self._joined.encode(caption)
-                values[IMAGE_TEXT.name] = ids[: len(ids) - (self.spec.num_end_tokens or 0)]
+                ids, num_end = self._joined.encode(caption), self.spec.num_end_tokens or 0
+                num_start = len(self._joined.encode("")) - num_end  # the tokeniser's own, which stand before a picture
+                values[IMAGE_TEXT.name] = ids[num_start : len(ids) - num_end]
         return values
 
 

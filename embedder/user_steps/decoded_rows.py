@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from embedder.batch_schema import CARRIED, NEEDED, step_schema
 from embedder.media.media_errors import DecodeError
-from embedder.steps.item_decoder import MAIN_ALONE, STEP_IMAGE, ItemDecoder, ItemProblem, Values
+from embedder.steps.item_decoder import CLIP_TEXT, MAIN_ALONE, STEP_IMAGE, ItemDecoder, ItemProblem, Values
 from embedder.user_steps.calls import StepCalls
 from embedder.user_steps.declared_steps import ROW_COLUMNS, UserStep, input_types
 
@@ -140,6 +140,7 @@ class StepRows:
         try:
             if is_remade:
                 values |= self._decoder.of_pixels(np.ascontiguousarray(image[0]), models)
+                values.pop(CLIP_TEXT, None)
             if is_recaptioned:
                 for name in self._decoder.caption_columns:
                     values.pop(name, None)

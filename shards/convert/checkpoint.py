@@ -46,7 +46,7 @@ class Importer:
     def check_joined(self, folder: Path) -> None:
         """Raise a ModelError if the model takes no picture with its caption."""
         if not self.takes_text:
-            types = sorted(model_type for model_type, found in ONE_TOWERS.items() if found.is_chat)
+            types = sorted(ONE_TOWERS)
             raise ModelError(
                 f"{folder}: --join-captions embeds a picture and its caption as one item, and this model's towers are "
                 f"apart, or take them apart; leave it out, or import one of model_type {', '.join(types)}"
@@ -168,7 +168,7 @@ def _importer(folder: Path) -> Importer:
     if model_type in ONE_TOWERS:
         from shards.convert.one_tower import import_one_tower, read_one_tower_config
 
-        return Importer(import_one_tower, read_one_tower_config, takes_text=ONE_TOWERS[model_type].is_chat)
+        return Importer(import_one_tower, read_one_tower_config, takes_text=tree.get("vision_config") is not None)
     if model_type in CLASSES:
         return Importer(import_transformers, read_transformers_config)
     if model_type in IMPORTS:

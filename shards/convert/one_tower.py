@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from shards.convert.clip_form import read_clip_form
 from shards.convert.pickled_weights import checkpoint_weights
 from shards.convert.preprocessing import (
     TOKENIZER_CONFIG_FILE,
@@ -55,7 +56,8 @@ class Conversation:
 
     `instruction_form` is both prompts with a mark in the place of the instruction; empty if the template has no place.
 
-    `tokenizer_json` adds `after` to each text.
+    `tokenizer_json` adds `after` to each text. `clip` is what is written for a video, empty if nothing, and the token
+    in it that stands for its frames.
     """
 
     caption_prompt: str
@@ -65,6 +67,7 @@ class Conversation:
     between: tuple[int, ...]
     after: tuple[int, ...]
     tokenizer_json: str
+    clip: tuple[str, str] = ("", "")
 
 
 def import_one_tower(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
@@ -131,6 +134,12 @@ def _read_config(
             preprocess = import_processor(
                 folder, vision.side_px, limit, is_required=is_complete, patch_px=vision.patch_px
             )
+            if conversation is not None and is_complete:
+                tree = read_json(path, "")
+                found = _importer(tree)
+                theirs = parse_config(found.config_class, tree, path)
+                clips = read_clip_form(folder, found, theirs, conversation.clip, preprocess)
+                preprocess = preprocess.model_copy(update={"clips": clips})
         _check_limit(folder, preprocess, conversation)
         return ModelConfig(
             name=name,
@@ -263,7 +272,23 @@ def read_conversation(folder: Path, pair: tuple[str, str] | None = None) -> Conv
     content = _with_end(backend, after, caption_prompt, end, folder)
     prompts = {captions: caption_prompt, queries: query_prompt}
     form = _instruction_form(folder, tokenizer, template, prompts) if pair is None else ""
-    return Conversation(caption_prompt, query_prompt, form, tuple(whole[:place]), tuple(inner), after, content)
+    clip = ("", "") if pair is not None else _clip(folder, tokenizer, template, tree, (captions, caption_prompt, end))
+    return Conversation(caption_prompt, query_prompt, form, tuple(whole[:place]), tuple(inner), after, content, clip)
+
+
+def _clip(
+    folder: Path, tokenizer: Any, template: str, tree: Mapping[str, Any], around: tuple[str, str, str]
+) -> tuple[str, str]:
+    """Return what a template writes for a video, and the token that stands for its frames; empty if it writes none.
+
+    `around` has the instruction, and what is written in front of an item and behind it.
+    """
+    instruction, start, end = around
+    number = tree.get("video_token_id")
+    place = tokenizer.convert_ids_to_tokens(number) if isinstance(number, int) else None
+    whole = _render(folder, tokenizer, template, instruction or INSTRUCTION, [{"type": "video", "video": ""}])
+    inner = whole.removeprefix(start).removesuffix(end)
+    return (inner, place) if place and whole == start + inner + end and inner.count(place) == 1 else ("", "")
 
 
 def _read_frame(folder: Path, tokenizer: Any, tree: Mapping[str, Any]) -> Conversation:
@@ -288,7 +313,11 @@ def _read_frame(folder: Path, tokenizer: Any, tree: Mapping[str, Any]) -> Conver
             )
         before, between, after = tuple(whole[:place]), (frame[2],), tuple(whole[place + 2 :])
     captions, queries = (sentence.caption_prompt, sentence.query_prompt) if sentence is not None else ("", "")
-    return Conversation(captions, queries, "", before, between, after, backend.to_str())
+    place = (
+        tokenizer.convert_ids_to_tokens(tree["video_token_id"]) if isinstance(tree.get("video_token_id"), int) else ""
+    )
+    clip = (f"{tokenizer.boi_token}{place}{tokenizer.eoi_token}", place) if between and place else ("", "")
+    return Conversation(captions, queries, "", before, between, after, backend.to_str(), clip)
 
 
 def _instruction_form(folder: Path, tokenizer: Any, template: str, prompts: Mapping[str, str]) -> str:

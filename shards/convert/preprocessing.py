@@ -37,7 +37,7 @@ _EQUAL_CLASSES = (
     *("Gemma4ImageProcessor", "Gemma4ImageProcessorPil"),
 )
 
-_RESAMPLE: dict[int, Interpolation] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+RESAMPLE: dict[int, Interpolation] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def import_budget(folder: Path, vision: VisionTower) -> VisionTower:
@@ -135,9 +135,9 @@ def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
 
 def _interpolation(path: Path, settings: Mapping[str, Any]) -> Interpolation:
     resample = settings.get("resample", 2)
-    if resample not in _RESAMPLE:
+    if resample not in RESAMPLE:
         raise ModelError(f"{path}: resample = {resample!r}: expected 1 (lanczos), 2 (bilinear) or 3 (bicubic)")
-    return _RESAMPLE[resample]
+    return RESAMPLE[resample]
 
 
 def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
         shapes[preprocess.resize] |= {"do_center_crop": True, "crop_size": {"height": side, "width": side}}
     return shapes[preprocess.resize] | {
         "do_resize": True,
-        "resample": next(number for number, name in _RESAMPLE.items() if name == preprocess.interpolation),
+        "resample": next(number for number, name in RESAMPLE.items() if name == preprocess.interpolation),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

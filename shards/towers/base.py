@@ -29,6 +29,8 @@ Shapes = dict[str, Shape]
 Part = Literal["front", "layers", "head"]
 
 PARTS: tuple[Part, ...] = ("front", "layers", "head")
+CLIP = "{clip}"
+"""Mark in `OneTowerImport.clip_frame`."""
 
 
 class Rows(Protocol):
@@ -48,7 +50,7 @@ class Rows(Protocol):
 
     @property
     def text(self) -> Rows | None:
-        """Token ids of a text that each image comes with."""
+        """Token ids of a text that each image comes with, or of all that a clip is in."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,11 @@ class OneTowerImport:
         place: finds a tensor that isn't under its side's prefix with its own name, given our whole name and the number
             of the decoder's layers; None for all others.
         is_chat: whether a chat template writes a conversation around an item; else the tokeniser's own tokens stand
-            around it, and a picture comes without a text.
+            around it.
+        video_processor: name of the library's class that prepares a clip's frames.
+        clip_frame: what its processor writes for the frames that are computed together, as in `ClipForm`, with a mark
+            in place of what stands around a whole clip.
+        clip_shares_pixels: whether the frames of a clip share the pixels that it may have.
     """
 
     config_class: str
@@ -134,6 +140,9 @@ class OneTowerImport:
     older: Mapping[str, str] = field(default_factory=dict)
     place: Callable[[str, int], CheckpointPlace | None] | None = None
     is_chat: bool = True
+    video_processor: str = "Qwen2VLVideoProcessor"
+    clip_frame: str = "{place}"
+    clip_shares_pixels: bool = False
 
     def place_of(self, name: str, num_layers: int) -> CheckpointPlace:
         """Return the place of one of our tensors; arguments as for `place`."""
@@ -344,8 +353,8 @@ class Tower(ModelSection):
         return self.layout(rows.lengths, rows.grids)
 
     @abstractmethod
-    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
-        """Count the tokens of each row, by which rows are grouped to limit padding; arguments as for `layout`.
+    def tokens_per_sequence(self, rows: Rows) -> torch.Tensor | None:
+        """Count the tokens of each row, by which rows are grouped to limit padding; all must have this side.
 
         Returns int64 (R,), on the CPU; None where all inputs have the same number.
         """

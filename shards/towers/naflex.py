@@ -22,7 +22,7 @@ from shards.compat import replace_naflex_positions
 from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
-from shards.towers.base import Shape, Shapes, TowerImport, linear_shapes
+from shards.towers.base import Rows, Shape, Shapes, TowerImport, linear_shapes
 from shards.towers.from_transformers import check_settings, vision_fields
 from shards.towers.siglip import IMPORTS as SIGLIP_IMPORTS
 from shards.towers.siglip import siglip_vision_names
@@ -224,10 +224,9 @@ class NaFlexTower(TimmVisionTower):
             )
         return layout
 
-    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
+    def tokens_per_sequence(self, rows: Rows) -> torch.Tensor | None:
         """Count the tokens of a frame of each row, int64 (R,)."""
-        del lengths
-        return None if grids is None else grids[:, 1:].long().prod(1) + self.num_prefix_tokens
+        return None if rows.grids is None else rows.grids[:, 1:].long().prod(1) + self.num_prefix_tokens
 
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
         """Return the lengths of images that use up the budget, as most do."""

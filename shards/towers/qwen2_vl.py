@@ -20,7 +20,8 @@ from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.towers.base import OneTowerImport, Shapes, linear_shapes, norm_shapes
 from shards.towers.from_transformers import check_settings, one_side
-from shards.towers.qwen3_vl import CHANNELS, MAX_CAPTION_TOKENS, ROPE_THETA, Qwen3VlTextTower, Qwen3VlTower
+from shards.towers.qwen3_vl import CHANNELS, Qwen3VlTower, check_vision_rope
+from shards.towers.qwen3_vl_text import Qwen3VlTextTower, read_decoder
 from shards.towers.text_encoder import TextActivation
 
 if TYPE_CHECKING:
@@ -130,8 +131,7 @@ class Qwen2VlTower(Qwen3VlTower):
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches; (N, values) to packed squares."""
-        del layout
-        x_NV: torch.Tensor = module.patch_embed(self._in_time(values))
+        x_NV: torch.Tensor = module.patch_embed(self._in_time(values, layout))
         return x_NV.view(-1, self.square_width)
 
 
@@ -211,27 +211,6 @@ class Qwen25VlTower(Qwen2VlTower):
         return squares[order].view_as(x_NV)
 
 
-def _read_decoder(family: type[Qwen2VlTextTower], theirs: Any, where: Path) -> Qwen2VlTextTower:
-    rope = theirs.rope_parameters or {}
-    if rope.get("rope_type", "default") != "default" or not rope.get("mrope_section"):
-        raise ModelError(
-            f"{where}: {theirs.model_type}: rope_parameters = {rope}; only 'default' with mrope_section can be imported"
-        )
-    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    return check_settings(
-        family,
-        where,
-        theirs,
-        {"use_sliding_window": False},
-        **{key: getattr(theirs, key) for key in (*keys, "intermediate_size", "hidden_act", "rms_norm_eps")},
-        head_dim=theirs.hidden_size // theirs.num_attention_heads,
-        max_position_embeddings=min(theirs.max_position_embeddings, MAX_CAPTION_TOKENS),
-        rope_theta=rope["rope_theta"],
-        mrope_section=tuple(rope["mrope_section"]),
-        pad_token_id=theirs.pad_token_id or 0,  # only padding has this id, and it is masked
-    )
-
-
 def _read_as(family: type[Qwen2VlTower], theirs: Any, where: Path) -> Qwen2VlTower:
     own_code = (getattr(theirs, "auto_map", None) or {}).get("AutoModel")
     if own_code:
@@ -240,12 +219,15 @@ def _read_as(family: type[Qwen2VlTower], theirs: Any, where: Path) -> Qwen2VlTow
             "an item and is never run; write the same by a chat_template.jinja, and leave auto_map out"
         )
     vision = theirs.vision_config
-    decoder = _read_decoder(family.model_fields["decoder"].annotation, theirs.text_config, where)  # type: ignore[arg-type]
-    rope = vision.rope_parameters or {}
-    if rope.get("rope_theta", ROPE_THETA) != ROPE_THETA:
-        raise ModelError(
-            f"{where}: {theirs.model_type}: vision_config.rope_parameters = {rope}; only {ROPE_THETA} can be imported"
-        )
+    texts = theirs.text_config
+    decoder = read_decoder(
+        family.model_fields["decoder"].annotation,  # type: ignore[arg-type]
+        texts,
+        where,
+        {"use_sliding_window": False},
+        head_dim=texts.hidden_size // texts.num_attention_heads,
+    )
+    check_vision_rope(vision, theirs.model_type, where)
     expected: dict[str, object] = {"in_channels": CHANNELS}
     if family is Qwen2VlTower:
         own = {"hidden_size": vision.embed_dim, "intermediate_size": vision.embed_dim * vision.mlp_ratio}

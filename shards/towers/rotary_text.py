@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from shards.file_schema import require_multiple
 from shards.ranges import LayerRange
 from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes, norm_shapes
+from shards.towers.decoder_text import DecoderTextTower
 from shards.towers.from_transformers import QKV, QKV_ROWS, check_settings
 from shards.towers.text_encoder import IGNORED, TextActivation, TextEncoderTower, TextPooling, TokenPoolings
 
@@ -137,13 +138,11 @@ class JinaEmbeddingsV3Tower(NomicBertTower):
     pool: TextPooling = Field("pooler", description="dense + tanh on the first token, or of the tokens")
 
 
-class EuroBertTower(RotaryTextTower):
+class EuroBertTower(RotaryTextTower, DecoderTextTower):
     """A EuroBERT: the layers of a Llama, in which each token sees all others."""
 
     label = "EuroBERT"
     library_class = "EuroBertModel"
-    head_prefixes = ("norm.",)
-    lookup_prefixes = ("embed_tokens.",)
 
     family: Literal["eurobert"] = "eurobert"
     vocab_size: int = Field(128256, ge=1)
@@ -170,10 +169,6 @@ class EuroBertTower(RotaryTextTower):
         """Number of heads of keys and values."""
         return self.num_key_value_heads or self.num_attention_heads
 
-    def front_shapes(self) -> Shapes:
-        """Return the shape of the token table."""
-        return {"embed_tokens.weight": (self.vocab_size, self.hidden_size)}
-
     def block_shapes(self) -> Shapes:
         """Return the shapes of a layer."""
         width, hidden = self.hidden_size, self.intermediate_size
@@ -193,23 +188,6 @@ class EuroBertTower(RotaryTextTower):
         """Count the operations for one caption; shared keys and values are computed once for several heads."""
         saved = 4 * num_tokens * self.hidden_size**2 * (1 - self.num_key_heads / self.num_attention_heads)
         return TowerFlops(0, super().flops(num_tokens).layer - saved, 0)
-
-    def library_options(self) -> dict[str, Any]:
-        """Return no options: there is no pooler to leave out."""
-        return {}
-
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        super().prune(module, layers)
-        if not layers.holds_front():
-            module.embed_tokens = None
-        if not layers.holds_head(self.num_layers):
-            module.norm = None
-
-    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Look up tokens; (N,) to (R, T, D)."""
-        tokens: torch.Tensor = module.embed_tokens(layout.pad(values, fill=self.pad_token_id))
-        return tokens
 
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run the last norm, and pool each caption's tokens, in float32; (R, T, D) to (R, D)."""

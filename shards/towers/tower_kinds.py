@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shards.ranges import LayerRange
-from shards.towers.base import Shape, Tower
+from shards.towers.base import Rows, Shape, Tower
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,9 @@ class VisionTower(Tower):
     is_whole: ClassVar[bool] = False
     """Whether it is one layer, as it has none of one width: a stage holds all of it."""
     takes_text: ClassVar[bool] = False
-    """Whether an image may come with a text, in one conversation that begins with the caption's prompt."""
+    """Whether an image may come with a text, in one sequence."""
+    prompts_pictures: ClassVar[bool] = True
+    """Whether the sequence that an image is in begins with the caption's prompt."""
 
     @property
     @abstractmethod
@@ -112,9 +114,9 @@ class VisionTower(Tower):
         del grids
         return Frames.of(lengths)
 
-    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
+    def tokens_per_sequence(self, rows: Rows) -> torch.Tensor | None:
         """Return None: all images have the same number of tokens."""
-        del lengths, grids
+        del rows
         return None
 
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
@@ -207,10 +209,9 @@ class TextTower(Tower):
         del grids
         return Padding.of(lengths)
 
-    def tokens_per_sequence(self, lengths: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor | None:
+    def tokens_per_sequence(self, rows: Rows) -> torch.Tensor | None:
         """Count the tokens of each caption; None if padding makes all the same length."""
-        del grids
-        return None if self.has_fixed_length else lengths
+        return None if self.has_fixed_length else rows.lengths
 
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
         """Return lengths from half to one and a half times the mean, or as far apart as the longest caption allows."""

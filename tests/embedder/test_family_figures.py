@@ -12,10 +12,19 @@ import time
 import numpy as np
 import pytest
 import torch
+from picture_decoders import INSTRUCTION, decode, save_checkpoint
+from picture_decoders import pictures as picture_samples
 from PIL import Image
 from test_library_features import PAIRS
-from tower_checks import check_every_cut, make_batch, vectors
+from tower_checks import check_every_cut, make_batch, randomise, vectors
 from tower_families import FAMILIES, MAX_TOKENS, beside_default, captions_for, save_random_model, tiny
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoProcessor,
+    EmbeddingGemma2Model,
+    Qwen3VLForConditionalGeneration,
+)
 
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.models.model_folder import open_model
@@ -23,6 +32,7 @@ from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.verification.verify import LIMITS
 from shards.activations import Batch, TowerState
 from shards.convert import import_checkpoint
+from shards.model_config import load_model_config
 from shards.reference import load_towers
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
@@ -42,6 +52,7 @@ BIG = {
 }  # fmt: skip
 """Sizes of towers that are timed; a smaller one measures calls, not layers."""
 ROUNDS = 15
+FEWER_ROUNDS = 7  # of towers with more layers
 
 
 def pictures():
@@ -143,9 +154,10 @@ def test_a_family_has_its_librarys_vectors_tokens_and_cuts(save, tmp_path, capsy
     assert cosine >= LIMITS["int8"].min_cosine
 
 
-def timed(model, batch):
+def spent(call):
+    """CPU seconds of a call."""
     started = time.thread_time()
-    model(batch)
+    call()
     return time.thread_time() - started
 
 
@@ -173,10 +185,59 @@ def test_a_family_computes_as_fast_as_its_library(family, tmp_path, capsys):
     try:
         for model in (ours, theirs):
             model(batch)
-        ratios = [timed(theirs, batch) / timed(ours, batch) for _ in range(ROUNDS)]
+        ratios = [spent(lambda: theirs(batch)) / spent(lambda: ours(batch)) for _ in range(ROUNDS)]
     finally:
         torch.set_num_threads(before)
     ratio = statistics.median(ratios)
     with capsys.disabled():
         print(f"\n| {tower.label}, {side} | {ratio:.2f} |")
     assert ratio >= LEAST_THROUGHPUT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_vl", "embedding_gemma2"])
+@torch.inference_mode()
+def test_a_decoder_with_eyes_computes_as_fast_as_its_library(family, tmp_path, capsys):
+    """CPU time of one thread, in turns, of pictures of one size; the library is given the same patches."""
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", family)
+    config = AutoConfig.from_pretrained(checkpoint)
+    vision = {"hidden_size": 384, "intermediate_size": 1024, "num_heads": 6, "out_hidden_size": 512}
+    text = {"hidden_size": 512, "intermediate_size": 1024}
+    if family == "embedding_gemma2":
+        vision = {"hidden_size": 384, "intermediate_size": 1024, "head_dim": 128, "use_clipped_linears": False}
+        text |= {"embedding_dim": 512, "hidden_size_per_layer_input": 128}
+    for section, changes in ((config.vision_config, vision), (config.text_config, text)):
+        for key, value in changes.items():
+            setattr(section, key, value)
+    torch.manual_seed(0)
+    kind = EmbeddingGemma2Model if family == "embedding_gemma2" else Qwen3VLForConditionalGeneration
+    randomise(kind(config)).save_pretrained(checkpoint)
+    import_checkpoint(checkpoint, tmp_path / "model")
+    library, processor = AutoModel.from_pretrained(checkpoint).eval(), AutoProcessor.from_pretrained(checkpoint)
+    model = load_model_config(tmp_path / "model")
+    images = picture_samples([(100, 80)] * 4)
+    if family == "embedding_gemma2":
+        given = processor(images=[[each] for each in images], return_tensors="pt")
+    else:
+        given = conversations(processor, images)
+    ours, batch = load_shard(tmp_path / "model", whole_model(model)), Batch(decode(model, images), None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for call in (lambda: ours(batch), lambda: library(**given)):
+            call()
+        ratios = [spent(lambda: library(**given)) / spent(lambda: ours(batch)) for _ in range(FEWER_ROUNDS)]
+    finally:
+        torch.set_num_threads(before)
+    ratio = statistics.median(ratios)
+    with capsys.disabled():
+        print(f"\n| {model.vision.label}, pictures | {ratio:.2f} |")
+    assert ratio >= LEAST_THROUGHPUT
+
+
+def conversations(processor, images):
+    """Inputs of a conversation around each picture, as the processor makes them."""
+    system = {"role": "system", "content": [{"type": "text", "text": INSTRUCTION}]}
+    messages = [system, {"role": "user", "content": [{"type": "image", "image": ""}]}]
+    form = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return processor(text=[form] * len(images), images=images, return_tensors="pt")

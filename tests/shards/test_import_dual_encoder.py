@@ -130,6 +130,7 @@ def test_shards_of_an_imported_model_give_transformers_own_features(checkpoint, 
         "max_caption_tokens": 40,
         "instruction_form": "",
         "joins_captions": False,
+        "clips": None,
     }
     assert load_file(tmp_path / "out" / "model.safetensors")["logit_scale"].item() == 1.25
 

@@ -52,6 +52,7 @@ CHAT_TEMPLATE = (
     "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' }}"
     "{%- if message.content is string %}{{- message.content }}{%- else %}{%- for content in message.content %}"
     "{%- if content.type == 'image' or 'image' in content %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{%- elif content.type == 'video' or 'video' in content %}<|vision_start|><|video_pad|><|vision_end|>"
     "{%- elif 'text' in content %}{{- content.text }}{%- endif %}{%- endfor %}{%- endif %}"
     "{{- '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
@@ -105,7 +106,8 @@ def make_processor(family: str = "qwen3_vl", **size: int) -> Qwen3VLProcessor:
     kinds = {"qwen2_vl": (Qwen2VLProcessor, Qwen2VLVideoProcessor)}
     kinds |= {"qwen2_5_vl": (Qwen2_5_VLProcessor, Qwen2VLVideoProcessor)}
     kind, videos = kinds.get(family, (Qwen3VLProcessor, Qwen3VLVideoProcessor))
-    return kind(images, byte_tokenizer(), videos(), chat_template=CHAT_TEMPLATE)
+    clips = videos(size={"shortest_edge": 256, "longest_edge": 8192}, cap_pixels_per_frame=True, **settings)
+    return kind(images, byte_tokenizer(), clips, chat_template=CHAT_TEMPLATE)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:

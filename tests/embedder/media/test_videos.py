@@ -65,6 +65,9 @@ def test_segments_show_the_frames_of_their_times(decoder, make_video, kind, code
     assert [(s.segment, s.start_s, s.end_s) for s in segments] == [(0, 0, 2), (1, 2, 4), (2, 4, 5)]
     # 0.25 s, 0.75 s, ... of the first two; the last is one second long: 4.125 s, 4.375 s, ...
     assert [frame_numbers(s) for s in segments] == [[2, 7, 12, 17], [22, 27, 32, 37], [41, 43, 46, 48]]
+    for segment in segments:
+        seconds = [number / 10 - segment.start_s for number in frame_numbers(segment)]
+        assert np.allclose(segment.times_s, seconds, atol=1e-3)
     assert {(s.pixels.dtype.name, s.pixels.shape) for s in segments} == {("uint8", (4, 16, 16, 3))}
 
 

@@ -6,15 +6,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from picture_decoders import TEXTS, decode, make_library, pictures, sample_batch, save_gemma, tokenise
+from picture_decoders import TEXTS, as_state, decode, make_library, pictures, sample_batch, save_gemma, tokenise
 from safetensors.torch import load_file, save_file
-from tower_checks import check_every_cut, check_every_part_matters, check_refused, vectors
+from tower_checks import check_every_cut, check_every_part_matters, check_refused, run_stages, vectors
 from transformers import AutoModel, EmbeddingGemma2Config, EmbeddingGemma2Model
 from transformers.initialization import no_init_weights
 from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
 
 from embedder.media.resize import MAX_STRIP_ASPECT, ResizeSpec, max_bytes, scaled_size
-from shards.activations import Batch
+from embedder.steps.item_decoder import DecodeLimits, DecodeSpec, ItemContent, ItemDecoder, bmp
+from shards.activations import Batch, TowerState
 from shards.convert import import_checkpoint
 from shards.convert.one_tower import read_one_tower_config
 from shards.costs import BYTES_PER_VALUE, count_parameters, cut_bytes
@@ -23,7 +24,7 @@ from shards.model_errors import ModelError
 from shards.model_settings import ModelSettings, apply_settings
 from shards.ranges import LayerRange
 from shards.shard import load_shard
-from shards.shard_specs import ShardSpec, one_tower, whole_model
+from shards.shard_specs import ShardSpec, one_tower, specs_between, whole_model
 from shards.tensor_shapes import model_shapes
 from shards.towers.embedding_gemma2 import EmbeddingGemma2Tower
 from shards.weights import WEIGHTS_FILE
@@ -165,7 +166,7 @@ def test_prompts_stand_before_texts_alone_and_take_instructions(checkpoint, mode
     check_refused(import_checkpoint, other, tmp_path / "other" / "out", "only the mean of the tokens")
 
 
-def test_audio_is_left_out_and_no_picture_comes_with_a_text(checkpoint, model, tmp_path):
+def test_audio_is_left_out(checkpoint, model, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "in")
     tensors = load_file(folder / WEIGHTS_FILE)
     audio = {
@@ -175,13 +176,42 @@ def test_audio_is_left_out_and_no_picture_comes_with_a_text(checkpoint, model, t
         save_file({outer + name: value for name, value in (tensors | audio).items()}, folder / WEIGHTS_FILE)
         imported = import_checkpoint(folder, tmp_path / f"{outer}out")
         assert imported == load_model_config(model).model_copy(update={"name": "in"})
-    with pytest.raises(ModelError, match="--join-captions"):
-        import_checkpoint(folder, tmp_path / "joined", join_captions=True)
-    tree = json.loads((tmp_path / "out" / "config.json").read_text())
-    tree["preprocess"]["joins_captions"] = True
-    (tmp_path / "config.json").write_text(json.dumps(tree))
-    with pytest.raises(ModelError, match="joins_captions is true"):
-        load_model_config(tmp_path)
+
+
+@torch.inference_mode()
+def test_a_picture_with_its_text_is_one_sequence(checkpoint, library, tmp_path):
+    """The text stands behind the picture, within the tokeniser's own tokens; each caption keeps its vector."""
+    config = import_checkpoint(checkpoint, tmp_path / "joined", join_captions=True)
+    assert config.preprocess.joins_captions
+    assert config.num_end_tokens == 1
+    spec = DecodeSpec(
+        ResizeSpec.of(config.preprocess, config.vision), DecodeLimits(),
+        (tmp_path / "joined" / "tokenizer.json").read_text("utf-8"), 4096, 5.0, 4, 4, num_end_tokens=1,
+    )  # fmt: skip
+    images, texts, decoder = (
+        pictures()[:5],
+        ["a red car", "two cats", "  x ", "日本語", "word " * 60],
+        ItemDecoder(spec),
+    )
+    contents = [
+        ItemContent(kind="image", media=bmp(np.asarray(image)), caption=text)
+        for image, text in zip(images, texts, strict=True)
+    ]
+    rows = list(decoder.image_rows([(each, {""}) for each in contents]))
+    decoder.sandbox.close()
+    alone = decode(config, images)
+    both = TowerState(alone.values, alone.lengths, alone.grids, as_state([row["image_text"] for row in rows]))
+    found, without = (
+        vectors(load_shard(tmp_path / "joined", whole_model(config))(Batch(each, None)))["vision"]
+        for each in (both, alone)
+    )
+    for vector, other, text, image in zip(found, without, texts, images, strict=True):
+        expected = library(text=f"<|image|>{text}", image=image)[0]
+        assert float((vector - expected).abs().max()) < 1e-5
+        assert float((vector - other).abs().max()) > 1e-3
+    for cut in (1, 2, 3, 5):
+        specs = specs_between([(0, 0), (cut, 0), tuple(config.num_layers.values())])
+        assert torch.equal(run_stages(tmp_path / "joined", specs, Batch(both, None))["vision"], found), cut
 
 
 def test_a_checkpoint_without_a_vision_part_embeds_texts(checkpoint, library, tmp_path):

@@ -50,7 +50,7 @@ class Family:
         import_checkpoint(self.checkpoint, self.model)
         self.library = make_library(self.checkpoint)
         self.config = load_model_config(self.model)
-        self.is_chat = self.config.vision.takes_text
+        self.is_chat = self.config.vision.prompts_pictures
 
     def embed(self, **sides):
         return vectors(
