@@ -26,6 +26,7 @@ from shards.towers import (
     rotary_text,
     siglip,
     tipsv2,
+    videoprism,
     vit,
     vit_imports,
 )
@@ -53,6 +54,7 @@ MODULES = (
     rotary_text,
     siglip,
     tipsv2,
+    videoprism,
     vit,
     vit_imports,
 )
