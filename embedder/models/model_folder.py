@@ -1,8 +1,9 @@
 """Model folder as runs and queries open it: configuration, tokeniser and fingerprint; no weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from embedder.config import RowSettings
 from embedder.errors import ConfigError
 from embedder.media.resize import Colour, ResizeSpec
 from embedder.storage.model_download import resolve_model
@@ -44,3 +45,11 @@ def open_model(uri: str) -> Model:
 def resize_spec(model: Model, colour: Colour = "srgb") -> ResizeSpec:
     """Return how the model's images are read and resized; for a store, `colour` must be that it was made with."""
     return ResizeSpec.of(model.config.preprocess, model.config.required_vision, colour)
+
+
+def rows_of_clips(rows: RowSettings, model: Model) -> RowSettings:
+    """Return the settings with the number of frames of a segment that a model of clips takes; else unchanged."""
+    num_frames = model.config.clip_frames
+    if num_frames is None:
+        return rows
+    return replace(rows, frames_per_segment=num_frames, frames_from_start=True)
