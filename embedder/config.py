@@ -80,6 +80,8 @@ class RowSettings:
     web: WebConfig
     segment_s: float
     frames_per_segment: int
+    frames_from_start: bool
+    """Whether the first of a segment's frames is its first, as models of clips take them."""
     step: tuple[StepConfig, ...]
     metric: tuple[MetricConfig, ...]
 
@@ -213,7 +215,12 @@ class RunConfig(ConfigSection):
     batch_size: int | Literal["auto"] = Field("auto", description="rows of a stage's batches")
     rows_per_part: int = Field(512, ge=1, description="rows of one part file; also the step of progress")
     segment_s: float = Field(5.0, gt=0, description="length of one video segment, in seconds")
-    frames_per_segment: int = Field(4, ge=1, description="frames embedded of each segment, spread evenly")
+    frames_per_segment: int = Field(
+        4,
+        ge=1,
+        description="frames embedded of each segment, spread evenly; without effect with a model of clips, which takes "
+        "its own number",
+    )
     max_reject_fraction: float = Field(
         0.01, ge=0, le=1, description="above it nothing is published; after the first time of 100 items at least"
     )
@@ -306,7 +313,7 @@ class RunConfig(ConfigSection):
     @property
     def rows(self) -> "RowSettings":
         """What makes rows of items."""
-        return self._settings(RowSettings)
+        return self._settings(RowSettings, frames_from_start=False)
 
     @property
     def compute(self) -> "ComputeSettings":

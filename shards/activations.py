@@ -57,6 +57,8 @@ class TowerState:
         tokens = tower.tokens_per_sequence(self)
         if tokens is None:
             return [torch.arange(len(self.lengths))]
+        if not tower.pads_rows:  # a price of nothing joins equal lengths alone
+            costs = replace(costs, price_tokens=0.0)
         return [torch.from_numpy(group) for group in group_by_length(tokens.numpy(), costs)]
 
 
@@ -98,7 +100,8 @@ class Arrangement:
         rows = state.lengths.nonzero().squeeze(1)
         grids = None if state.grids is None else state.grids[rows]
         present = TowerState(state.values, state.lengths[rows], grids, state.text and state.text.take(rows))
-        numbers, groups, found = present.groups(tower, costs), [], []
+        inputs = replace(present, lengths=tower.input_lengths(present.lengths, layers))
+        numbers, groups, found = inputs.groups(tower, costs), [], []
         for number in numbers:
             lengths = present.lengths[number]
             text = present.text and present.text.take(number)

@@ -83,22 +83,25 @@ def _time_layer(folder: Path, config: ModelConfig, spec: ShardSpec, side: str, d
     """Return the seconds of one layer for one input, by dtype."""
     shards = {dtype: load_shard(folder, spec, dtype=dtype, device=device) for dtype in COMPARED}
     seconds: dict[str, list[float]] = {dtype: [] for dtype in COMPARED}
-    num_inputs = max(1, TOKENS // config.towers[side].tokens_in(CAPTION_TOKENS))
+    tower = config.towers[side]
+    num_rows = max(1, TOKENS // (tower.inputs_per_row * tower.tokens_in(CAPTION_TOKENS)))
     clock = clock_of(device, torch.get_num_threads())
     for _ in range(NUM_ROUNDS):
         for dtype, shard in shards.items():
-            seconds[dtype].append(measure_call(_layer_of(shard, side, num_inputs), device, clock))
+            seconds[dtype].append(measure_call(_layer_of(shard, side, num_rows), device, clock))
+    num_inputs = num_rows * tower.inputs_per_row
     return {dtype: min(times[1:]) / num_inputs for dtype, times in seconds.items()}
 
 
-def _layer_of(shard: Shard, side: str, num_inputs: int) -> Callable[[], torch.Tensor]:
+def _layer_of(shard: Shard, side: str, num_rows: int) -> Callable[[], torch.Tensor]:
     """Return a function that runs the shard's one layer over random activations."""
     tower, layers = shard.config.towers[side], shard.spec.layers_of(side)
-    lengths = tower.sample_lengths(1, CAPTION_TOKENS).expand(num_inputs)
-    rows = TowerState(lengths, lengths, tower.sample_grids(lengths))
-    layout = tower.arrange(rows, layers).move_to(lambda values: values.to(shard.device))
+    inputs = tower.sample_lengths(1, CAPTION_TOKENS).expand(num_rows)
+    grids = tower.sample_grids(inputs)
     # As many elements as leave the layer in front of it.
-    num_elements = int(tower.arrange(rows, LayerRange(0, layers.start)).elements_per_row.sum())
-    shape = num_elements, *tower.activation_shape(layers.start)
+    elements = tower.arrange(TowerState(inputs, inputs, grids), LayerRange(0, layers.start)).elements_per_row
+    rows = TowerState(inputs, elements if layers.start else inputs, grids)
+    layout = tower.arrange(rows, layers).move_to(lambda values: values.to(shard.device))
+    shape = int(elements.sum()), *tower.activation_shape(layers.start)
     x_FLD = layout.pad(random_activation(shape, shard.dtype, shard.device))
     return lambda: tower.run(getattr(shard, side), layers, x_FLD, layout)

@@ -110,6 +110,40 @@ class Frames:
 
 
 @dataclass(frozen=True)
+class Clips:
+    """Layout of clips of one number of frames: an element is a frame with all its tokens, a vector is of a clip."""
+
+    elements_per_row: torch.Tensor
+    num_frames: int
+
+    @staticmethod
+    def of(lengths: torch.Tensor) -> "Clips":
+        """Lay out rows by their number of frames, int64 (R,), on the CPU; raises a ModelError for several numbers."""
+        found = sorted(set(lengths.tolist()))
+        if len(found) != 1:
+            raise ModelError(f"pixels: clips of {found} frames are not computed together; group rows by their frames")
+        return Clips(lengths, found[0])
+
+    @property
+    def means(self) -> RowMeans:
+        """One vector per clip."""
+        return RowMeans(len(self.elements_per_row), ((1, None, None),))
+
+    def move_to(self, move: Move) -> "Clips":
+        """Return the layout unchanged: layers need its numbers alone."""
+        del move
+        return self
+
+    def pad(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the frames unchanged."""
+        return values
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the frames unchanged."""
+        return x
+
+
+@dataclass(frozen=True)
 class Padding:
     """Layout of captions computed together, in a rectangle `shape` (R, T) as wide as the longest.
 
@@ -174,6 +208,48 @@ class Padding:
 def _attention_mask(is_token: torch.Tensor) -> torch.Tensor:
     """Make the mask by which every token attends to all of its caption, (R, 1, T, T)."""
     return is_token[:, None, None, :].expand(-1, 1, is_token.shape[1], -1)
+
+
+@dataclass(frozen=True)
+class EndedCaptions:
+    """Layout of captions with one more element at the end of each: `captions` (R, T) has them alone.
+
+    `states` is a rectangle (R, T + 1), in which the last element stands behind the padding of its caption.
+    """
+
+    captions: Padding
+    states: Padding
+
+    @staticmethod
+    def of(lengths: torch.Tensor) -> "EndedCaptions":
+        """Lay out captions by their lengths without that element, int64 (R,), on the CPU, all at least 1."""
+        captions = Padding.of(lengths)
+        is_state = nn.functional.pad(captions.is_token, (0, 1), value=True)
+        places = None if captions.places is None else is_state.flatten().nonzero().squeeze(1)
+        shape = (captions.shape[0], captions.shape[1] + 1)
+        return EndedCaptions(captions, Padding(lengths + 1, shape, lengths + 1, is_state, places, None))
+
+    def move_to(self, move: Move) -> "EndedCaptions":
+        """Move what the layers need to their device."""
+        return EndedCaptions(self.captions.move_to(move), self.states.move_to(move))
+
+    @property
+    def means(self) -> RowMeans:
+        """One vector per caption."""
+        return self.states.means
+
+    @property
+    def elements_per_row(self) -> torch.Tensor:
+        """One element per token, and one more."""
+        return self.states.lengths
+
+    def pad(self, values: torch.Tensor) -> torch.Tensor:
+        """Convert packed (N, ...) to padded (R, T + 1, ...)."""
+        return self.states.pad(values)
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        """Convert padded (R, T + 1, ...) to packed (N, ...)."""
+        return self.states.pack(x)
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,11 @@ class ModelConfig(ModelSection):
         return {side: tower for side, tower in sides.items() if tower is not None}
 
     @property
+    def clip_frames(self) -> int | None:
+        """Number of frames that a vector of a clip is made of at once; None where each frame has a vector."""
+        return None if self.vision is None else self.vision.clip_frames
+
+    @property
     def is_one_tower(self) -> bool:
         """Whether images pass through the layers of the text tower, too; both sides are then cut at the same layers."""
         return self.vision is not None and self.vision.shared_decoder is not None

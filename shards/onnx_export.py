@@ -136,7 +136,7 @@ class _Captions:
     """Layout of captions that are already padded; the counterpart of `shards.layouts.Padding` in a graph."""
 
     def __init__(self, lengths: torch.Tensor, num_tokens: Any) -> None:
-        self.num_tokens = lengths
+        self.captions, self.num_tokens = self, lengths
         self.is_token = torch.arange(num_tokens)[None] < lengths[:, None]
         self.mask = self.is_token[:, None, None, :]
 
@@ -211,6 +211,7 @@ def _text(shard: Shard, config: ModelConfig) -> Export:
 def _vision(shard: Shard, config: ModelConfig) -> Export:
     tower = config.required_vision
     if not isinstance(tower, NaFlexTower):
+        tower.prepare_export(shard.vision)
         pixels = torch.zeros((2, tower.side_px, tower.side_px, 3), dtype=torch.uint8)
         return _Vision(shard, "vision"), (pixels,), INPUTS["vision"], {"pixels": {0: "images"}}
     tower.use_filters(shard.vision)

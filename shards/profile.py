@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -97,6 +97,8 @@ def _measure_tower(
     tower = config.towers.get(side)
     if tower is None:
         return TowerSeconds(0.0, 0.0, 0.0), 0
+    inputs = tower.inputs_per_row
+    setting = replace(setting, num_rows=max(1, setting.num_rows // inputs))
     sample = _SampleBatch(side, tower, setting)
     last = LayerRange(tower.num_layers - 1, tower.num_layers)
     (_, first_count), *kinds = tower.kinds_of_layers
@@ -108,7 +110,7 @@ def _measure_tower(
     (head,) = _measure_parts(folder, one_tower(side, last), setting, sample.run_head)
     layer_s = sum(part.seconds * count for part, count in layers) / tower.num_layers
     workspace_bytes = max(part.workspace_bytes for part in (front, *(part for part, _ in layers), head))
-    return TowerSeconds(front.seconds, layer_s, head.seconds), workspace_bytes
+    return TowerSeconds(front.seconds / inputs, layer_s / inputs, head.seconds / inputs), workspace_bytes // inputs
 
 
 class _SampleBatch:

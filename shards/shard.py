@@ -102,7 +102,9 @@ class Shard(nn.Module):
     @property
     def num_parameters(self) -> int:
         """Number of values of all weights; scales of int8 weights don't count."""
-        return sum(tensor.numel() for name, tensor in self._weights().items() if not name.endswith(SCALE_SUFFIX))
+        return sum(
+            tensor.numel() for name, tensor in self._weights().items() if not name.endswith(f".weight{SCALE_SUFFIX}")
+        )
 
     @property
     def weight_bytes(self) -> int:

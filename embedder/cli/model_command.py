@@ -164,7 +164,11 @@ def _folder_info(folder: Path, config: RunConfig) -> Result:
         "model": summary.model_fingerprint,
         "tokenizer": summary.tokenizer_fingerprint,
         "preprocess": preprocess_fingerprint(
-            model.preprocess, tokenizer, config.segment_s, config.frames_per_segment, config.decode.settled_colour
+            model.preprocess,
+            tokenizer,
+            config.segment_s,
+            model.clip_frames or config.frames_per_segment,
+            config.decode.settled_colour,
         ),
     }
     sizes = [(part.name, part.num_parameters, part.size_bytes) for part in summary.parts]

@@ -13,7 +13,7 @@ from embedder.installation import vector_libraries
 from embedder.media.limits import DecodeLimits
 from embedder.models.further_models import FurtherModel, further_inputs, further_models, shared_columns
 from embedder.models.model_actor import ModelGroup, group_models
-from embedder.models.model_folder import Model, resize_spec
+from embedder.models.model_folder import Model, resize_spec, rows_of_clips
 from embedder.models.run_model import RunModel
 from embedder.placement import hardware
 from embedder.placement.allocation import Allocation
@@ -251,6 +251,7 @@ def ray_store_bytes(batch_size: int | Literal["auto"], model: Model, plan: Shard
 
 def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_BATCH) -> DecodeSpec:
     """Return the settings of the decode step."""
+    rows = rows_of_clips(rows, model)
     clips, frames = model.config.preprocess.clips, rows.frames_per_segment
     if clips is not None and frames > clips.max_frames:
         raise ConfigError(
@@ -264,6 +265,7 @@ def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_
         max_caption_tokens=model.config.preprocess.max_caption_tokens,
         segment_s=rows.segment_s,
         frames_per_segment=rows.frames_per_segment,
+        frames_from_start=rows.frames_from_start,
         rows_per_batch=rows_per_batch,
         caption_prompt=model.config.preprocess.caption_prompt,
         caption_end_id=model.config.text.end_id if model.config.text is not None else None,
@@ -289,7 +291,7 @@ def preprocessing_of(rows: RowSettings, model: Model) -> str:
         model.config.preprocess,
         (model.tokenizer_json or "").encode(),
         rows.segment_s,
-        rows.frames_per_segment,
+        rows_of_clips(rows, model).frames_per_segment,
         rows.decode.settled_colour,
     )
 
@@ -301,7 +303,7 @@ def store_info(rows: RowSettings, model: Model, dtype: str) -> StoreInfo:
         model_fingerprint=model.fingerprint,
         preprocess_fingerprint=preprocessing_of(rows, model),
         segment_s=rows.segment_s,
-        frames_per_segment=rows.frames_per_segment,
+        frames_per_segment=rows_of_clips(rows, model).frames_per_segment,
         dtype=dtype,
         colour=rows.decode.settled_colour,
         searched="text" if model.config.vision is None else "image",

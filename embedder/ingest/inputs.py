@@ -21,7 +21,7 @@ from embedder.ingest.run_times import measured_times
 from embedder.ingest.work import IngestOptions
 from embedder.medium_columns import BY_NAME
 from embedder.models.further_models import open_models
-from embedder.models.model_folder import Model, open_model
+from embedder.models.model_folder import Model, open_model, rows_of_clips
 from embedder.models.run_model import RunModel
 from embedder.placement import hardware
 from embedder.placement.compute_dtype import DtypeChoice, Gpus, choose_dtype
@@ -111,7 +111,7 @@ def open_inputs(
     seen = read_current(files)
     asked_colour, config = config.decode.colour != "auto", _with_colour(config, files, seen)
     dtype = _settled_dtype(config.compute, files, seen)
-    further = open_models(config.model_sections, config.rows)
+    further = open_models(config.model_sections, rows_of_clips(config.rows, model))
     compute = config.compute if dtype is None else dtype.apply_to(config.compute)
     plan = make_plan(compute, model)
     _check_resources(compute, plan)

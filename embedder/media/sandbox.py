@@ -217,15 +217,23 @@ class SandboxedDecoder(DecoderProcess):
             raise RuntimeError("the crash is blamed on the file") from None
 
     def video(
-        self, source: Source, resize: ResizeSpec, *, segment_s: float, frames_per_segment: int
+        self,
+        source: Source,
+        resize: ResizeSpec,
+        *,
+        segment_s: float,
+        frames_per_segment: int,
+        from_start: bool = False,
     ) -> Iterator[VideoSegment]:
         """Decode a video or an animated image segment by segment, in memory bounded by one segment.
 
-        Each segment has `frames_per_segment` frames, spread evenly. Segments come in order; stretches in which no frame
-        begins have none. A request for another file ends the video; continuing it then raises a RuntimeError. A
-        DecodeError in the middle comes after the whole segments before it; an image of one frame raises a `StillImage`.
+        Each segment has `frames_per_segment` frames, spread evenly; `from_start` is as in `SegmentRule`. Segments come
+        in order; stretches in which no frame begins have none. A request for another file ends the video; continuing it
+        then raises a RuntimeError. A DecodeError in the middle comes after the whole segments before it; an image of
+        one frame raises a `StillImage`.
         """
         command = {"do": "video", "segment_s": segment_s, "frames_per_segment": frames_per_segment}
+        command["from_start"] = from_start
         request = self._deliver(command, source, resize)
         turn = self._turn
         try:

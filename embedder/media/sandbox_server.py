@@ -144,11 +144,12 @@ class Server:
 
     def _segments(self, request: Message, file: BinaryIO) -> Iterator[PickedSegment[SizedPixels]]:
         resize, segment_s = _read_resize(request["resize"]), Fraction(str(request["segment_s"]))
-        frames_per_segment = request["frames_per_segment"]
+        frames_per_segment, from_start = request["frames_per_segment"], request["from_start"]
         if _is_image(file):
             from embedder.media.animations import animation_segments
 
-            encoded, rule = read_whole(file, self.max_file_bytes), SegmentRule(segment_s, frames_per_segment)
+            encoded = read_whole(file, self.max_file_bytes)
+            rule = SegmentRule(segment_s, frames_per_segment, from_start=from_start)
             return animation_segments(encoded, resize, rule, self.max_pixels, self.medium_columns)
         from embedder.media.videos import read_segments
 
@@ -159,6 +160,7 @@ class Server:
             frames_per_segment=frames_per_segment,
             max_pixels=self.max_pixels,
             medium_columns=self.medium_columns,
+            from_start=from_start,
         )
 
     def _medium_of(self, segment: PickedSegment[SizedPixels]) -> Message | None:

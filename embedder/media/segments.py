@@ -96,20 +96,22 @@ class _OpenSegment(Generic[Frame, Image]):
 class SegmentRule:
     """Rule by which a video is cut; each segment's targets are spread evenly, at (i + 1/2) / n of its length.
 
-    With `duration_s`, if the header has it, the last segment spreads its targets over the remainder.
+    With `duration_s`, if the header has it, the last segment spreads its targets over the remainder. With `from_start`,
+    targets are at i / n.
     """
 
     segment_s: Fraction
     frames_per_segment: int
     duration_s: Fraction | None = None
+    from_start: bool = False
 
     def targets(self, segment: int) -> list[Fraction]:
         """Return the target times of a segment, last first."""
         start_s, length_s = segment * self.segment_s, self.segment_s
         if self.duration_s is not None and 0 < self.duration_s - start_s < length_s:
             length_s = self.duration_s - start_s
-        num = self.frames_per_segment
-        return [start_s + length_s * (2 * i + 1) / (2 * num) for i in reversed(range(num))]
+        num, first = self.frames_per_segment, 0 if self.from_start else 1
+        return [start_s + length_s * (2 * i + first) / (2 * num) for i in reversed(range(num))]
 
 
 def pick_segments(

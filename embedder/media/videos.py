@@ -57,8 +57,9 @@ def read_segments(
     frames_per_segment: int,
     max_pixels: int,
     medium_columns: Collection[str] = (),
+    from_start: bool = False,
 ) -> Iterator[PickedSegment[SizedPixels]]:
-    """Decode a seekable video one segment at a time; all images have one size.
+    """Decode a seekable video one segment at a time; all images have one size. `from_start` is as in `SegmentRule`.
 
     The first image of each segment has the values of the clip's `medium_columns`.
 
@@ -68,7 +69,7 @@ def read_segments(
     with _open(file) as container:
         stream = _video_stream(container, max_pixels)
         duration_s = _duration_s(container, stream)
-        rule = SegmentRule(segment_s, frames_per_segment, duration_s)
+        rule = SegmentRule(segment_s, frames_per_segment, duration_s, from_start)
         grouped = GroupedFrames(_packets(container, stream), stream)
         frames, num_counted = _timed_frames(grouped, stream), 0
         if missing_bytes > 0:

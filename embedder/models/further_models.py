@@ -154,8 +154,9 @@ def _info(
     vectors = [column for column in columns.values() if column in VECTOR_COLUMNS]
     searched: Searched = "text" if vectors == ["text_embedding"] else "image"
     colour = rows.decode.settled_colour
-    of_colour = [] if colour == "raw" else [colour]
-    cut = json.dumps([rows.segment_s, rows.frames_per_segment, sorted(map(str, others)), *of_colour])
+    # Older stores were made before there was a choice.
+    of_choices = [*([] if colour == "raw" else [colour]), *(["from_start"] if rows.frames_from_start else [])]
+    cut = json.dumps([rows.segment_s, rows.frames_per_segment, sorted(map(str, others)), *of_choices])
     section = servable.model_dump(mode="json", exclude_unset=True)
     return StoreInfo(
         model=servable.uri,

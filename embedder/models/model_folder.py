@@ -1,8 +1,9 @@
 """Model folder as runs and queries open it: configuration, tokeniser and fingerprint; no weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from embedder.config import RowSettings
 from embedder.errors import ConfigError
 from embedder.media.resize import Colour, ResizeSpec
 from embedder.storage.model_download import resolve_model
@@ -47,3 +48,11 @@ def resize_spec(model: Model, colour: Colour = "srgb", frames_per_segment: int =
     `frames_per_segment` is for the frames of clips, if the model takes them as one sequence.
     """
     return ResizeSpec.of(model.config.preprocess, model.config.required_vision, colour, frames_per_segment)
+
+
+def rows_of_clips(rows: RowSettings, model: Model) -> RowSettings:
+    """Return the settings with the number of frames of a segment that a model of clips takes; else unchanged."""
+    num_frames = model.config.clip_frames
+    if num_frames is None:
+        return rows
+    return replace(rows, frames_per_segment=num_frames, frames_from_start=True)

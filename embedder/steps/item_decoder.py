@@ -59,7 +59,7 @@ class DecodeSpec:
     user's own. `medium_columns` are filled from what files say of themselves. `caption_places` are those of
     `[captions] from`, `caption_languages` what is wanted of XMP's alternatives. `num_end_tokens` is set for a model
     that embeds a picture with its caption: the tokens that the tokeniser puts behind a caption. `clips` is set for one
-    that takes a segment's frames as one sequence.
+    that takes a segment's frames as one sequence. `frames_from_start` is as in `embedder.media.segments.SegmentRule`.
     """
 
     resize: ResizeSpec | None
@@ -69,6 +69,7 @@ class DecodeSpec:
     segment_s: float
     frames_per_segment: int
     rows_per_batch: int
+    frames_from_start: bool = False
     caption_end_id: int | None = None
     web: WebConfig = field(default_factory=WebConfig)
     animations: str = "first_frame"
@@ -306,7 +307,13 @@ class ItemDecoder:
             self._beside.append(SandboxedDecoder(self.spec.limits))
         seconds, frames = self.spec.segment_s, self.spec.frames_per_segment
         videos = [
-            sandbox.video(media, rule, segment_s=seconds, frames_per_segment=frames)
+            sandbox.video(
+                media,
+                rule,
+                segment_s=seconds,
+                frames_per_segment=frames,
+                from_start=self.spec.frames_from_start,
+            )
             for rule, sandbox in zip(rules, (self.sandbox, *self._beside), strict=False)
         ]
         while True:

@@ -216,9 +216,9 @@ def _beside_images(batch: pa.RecordBatch | pa.Table) -> list[str]:
 
 
 def bytes_at_once(tower: Tower) -> int:
-    """Return the most bytes a tower holds at once for an input: its largest layer in float32, and the input."""
+    """Return the most bytes a tower holds at once for a row: its largest layer in float32, and the input."""
     num_tokens = tower.max_tokens if isinstance(tower, TextTower) else 0
-    return 4 * tower.workspace_values(num_tokens) + tower.input_bytes(num_tokens)
+    return tower.inputs_per_row * (4 * tower.workspace_values(num_tokens) + tower.input_bytes(num_tokens))
 
 
 def sizes_that_fit(sizes: Sequence[int], bytes_per_row: int, room_bytes: int) -> tuple[int, ...]:

@@ -22,11 +22,6 @@ from shards.weights import describe_foreign, find_weights, read_entries
 
 MAX_LISTED = 5
 JOINED_TYPE = "vision-text-dual-encoder"
-NEEDS = {
-    "videoprism": ", whose layers see the patches of a frame first and a place in all frames then, and which pools a "
-    "clip's frames at once; it would need stages that hand on whole clips (docs/models.md)"
-}
-"""What a kind of checkpoint of transformers would need, by `model_type`."""
 FIRST_LOGIT_SCALE = 2.6592  # transformers' default of `logit_scale_init_value`
 
 
@@ -192,8 +187,7 @@ def _describe_found(folder: Path, tree: dict[str, Any]) -> str:
     if (folder / DELTA_FILE).is_file():
         return f"this is a delta; make a model of it with `embedder model apply-delta BASE {folder} --out DIR`"
     if "model_type" in tree:
-        need = NEEDS.get(str(tree["model_type"]), "")
-        return f"{CONFIG_FILE} says model_type = {tree['model_type']!r}{need}{_describe_own_code(tree)}"
+        return f"{CONFIG_FILE} says model_type = {tree['model_type']!r}{_describe_own_code(tree)}"
     if tree:
         return f"{CONFIG_FILE} has neither model_type nor architecture"
     if (weights := find_weight_file(folder)) is not None:

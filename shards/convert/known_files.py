@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from shards.convert.checkpoint_hints import OPEN_CLIP_FILE
-from shards.convert.preprocessing import COMBINED_PROCESSOR_FILE, PROCESSOR_FILE, TOKENIZER_CONFIG_FILE
+from shards.convert.preprocessing import (
+    COMBINED_PROCESSOR_FILE,
+    PROCESSOR_FILE,
+    TOKENIZER_CONFIG_FILE,
+    VIDEO_PROCESSOR_FILE,
+    read_processor,
+)
 from shards.convert.sentence_transformers import LIMIT_FILES, MODULES_FILE, SETTINGS_FILE, SentenceModel
 from shards.file_schema import read_json
 from shards.model_config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig
@@ -55,7 +61,7 @@ KNOWN_FILES = (
     KnownFile(SETTINGS_FILE, f"sentence-transformers' settings, but no {MODULES_FILE}"),
     KnownFile("generation_config.json", "how text is generated"),
     KnownFile(CHAT_FILES, "how chats become text"),
-    KnownFile("video_preprocessor_config.json", "video processing; frames are processed as images"),
+    KnownFile(VIDEO_PROCESSOR_FILE, "video processing", ("transformers",), "vision"),
     KnownFile("feature_extractor_config.json", "audio processing"),
     KnownFile("*.json", "a file that is not known here"),
 )
@@ -118,6 +124,9 @@ def _use_of(known: KnownFile, path: Path, library: Library, config: ModelConfig)
         return "no influence", f"; {winner} wins"
     if config.is_one_tower and known.pattern == CHAT_FILES:
         return "read", " around an item"
+    takes_clips = config.clip_frames is not None
+    if known.pattern in (PROCESSOR_FILE, VIDEO_PROCESSOR_FILE) and takes_clips != (known.holds == "video processing"):
+        return "no influence", "; images are processed as clips" if takes_clips else "; frames are processed as images"
     if library not in known.libraries:
         return "no influence", f"; not read with {library}'s files" if known.libraries else ""
     if known.side and known.side not in config.towers:
@@ -157,6 +166,11 @@ def _decisions(folder: Path, library: Library, config: ModelConfig, sentence: Se
         stated, used = section.get("image_size"), config.preprocess.image_size
         if isinstance(stated, int) and stated != used:
             yield f"image size: {used} px of the image processor wins over {stated} of {CONFIG_FILE}"
+    if config.clip_frames is not None:
+        path, settings = read_processor(folder, "video")
+        stated = {key: settings.get(key) for key in ("num_frames", "fps") if settings.get(key) is not None}
+        if stated and stated != {"num_frames": config.clip_frames}:
+            yield f"frames of a clip: {config.clip_frames} of {CONFIG_FILE} win over {stated} of {path.name}"
     if library == "open_clip" and (folder / PROCESSOR_FILE).is_file():
         yield f"image processing: {OPEN_CLIP_FILE} wins over {PROCESSOR_FILE}"
     if sentence is not None and sentence.pools and config.text is not None and _has_pooler(folder):

@@ -4,6 +4,7 @@ Source: transformers 5.23, ViTImageProcessor and CLIPImageProcessor; `resample` 
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,10 @@ from shards.towers.tower_kinds import TextTower, VisionTower
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_FILE = "preprocessor_config.json"
+VIDEO_PROCESSOR_FILE = "video_preprocessor_config.json"
 COMBINED_PROCESSOR_FILE = "processor_config.json"
+SENTINEL = re.compile(r"<extra_id_\d+>")
+"""Name of one of T5's sentinels, which mark gaps in its training."""
 
 Resize = Literal["squash", "crop", "pad", "pad_black", "patches"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
@@ -44,7 +48,7 @@ def import_budget(folder: Path, vision: VisionTower) -> VisionTower:
     """Give a vision tower its image processor's patch budget, if any; raises a ModelError if they don't fit."""
     if vision.patch_px is None or not _has_processor(folder):
         return vision
-    path, settings = _read_processor(folder)
+    path, settings = read_processor(folder)
     settings = _class_settings(path, settings) | settings
     if settings.get("patch_size") != vision.patch_px:
         raise ModelError(
@@ -64,24 +68,25 @@ def read_image_settings(folder: Path, *, is_required: bool = True) -> tuple[Path
     """
     if not is_required and not _has_processor(folder):
         return None
-    path, settings = _read_processor(folder)
+    path, settings = read_processor(folder)
     return path, _class_settings(path, settings) | settings
 
 
-def _has_processor(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (PROCESSOR_FILE, COMBINED_PROCESSOR_FILE))
+def _has_processor(folder: Path, file: str = PROCESSOR_FILE) -> bool:
+    return any((folder / name).is_file() for name in (file, COMBINED_PROCESSOR_FILE))
 
 
-def _read_processor(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Read an image processor's settings, from its own file or one shared with a tokeniser, or raise a ModelError."""
-    path = folder / PROCESSOR_FILE
-    if path.is_file():
-        return path, read_json(path, "")
-    path = folder / COMBINED_PROCESSOR_FILE
-    tree = read_json(path, f"save the image processor beside the model, too ({PROCESSOR_FILE})")
-    settings = tree.get("image_processor")
+def read_processor(folder: Path, kind: Literal["image", "video"] = "image") -> tuple[Path, dict[str, Any]]:
+    """Read a processor's settings, from its own file or one shared with a tokeniser, or raise a ModelError."""
+    file = PROCESSOR_FILE if kind == "image" else VIDEO_PROCESSOR_FILE
+    own, path = folder / file, folder / COMBINED_PROCESSOR_FILE
+    # transformers looks for an image processor's own file first, for a video processor's last.
+    if own.is_file() and (kind == "image" or not path.is_file() or "video_processor" not in read_json(path, "")):
+        return own, read_json(own, "")
+    tree = read_json(path, f"save the {kind} processor beside the model, too ({file})")
+    settings = tree.get(f"{kind}_processor")
     if not isinstance(settings, dict):
-        raise ModelError(f"{path}: found no image_processor; save the image processor beside the model, too")
+        raise ModelError(f"{path}: found no {kind}_processor; save the {kind} processor beside the model, too")
     return path, settings
 
 
@@ -93,16 +98,19 @@ def import_processor(
     is_required: bool = True,
     takes_any_size: bool = False,
     patch_px: int | None = None,
+    takes_clips: bool = False,
 ) -> PreprocessConfig:
     """Convert an image processor's settings to our preprocessing; raises a ModelError if ours can't do the same.
 
     Without an image processor in `folder`, the result has our defaults unless `is_required`. With `takes_any_size`, the
-    processor's size replaces `image_size` (side, px). `patch_px` is for images that keep their proportions.
+    processor's size replaces `image_size` (side, px). `patch_px` is for images that keep their proportions;
+    `takes_clips` asks for the video processor.
     """
-    if not is_required and not _has_processor(folder):
+    kind: Literal["image", "video"] = "video" if takes_clips else "image"
+    if not is_required and not _has_processor(folder, PROCESSOR_FILE if kind == "image" else VIDEO_PROCESSOR_FILE):
         usual: Resize = "crop" if patch_px is None else "patches"
         return PreprocessConfig(image_size=image_size, resize=usual, max_caption_tokens=max_caption_tokens)
-    path, settings = _read_processor(folder)
+    path, settings = read_processor(folder, kind)
     settings = _class_settings(path, settings) | settings
     _check_steps(path, settings)
     normalise = settings.get("do_normalize", True)
@@ -170,6 +178,8 @@ def _class_settings(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     from transformers.image_processing_backends import TorchvisionBackend
     from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 
+    if "video_processor_type" in settings:
+        return _video_class_settings(path, str(settings["video_processor_type"]))
     older = str(settings.get("feature_extractor_type") or "").replace("FeatureExtractor", "ImageProcessor")
     name = str(settings.get("image_processor_type") or older).removesuffix("Fast")
     found = get_image_processor_class_from_name(name) if name else None
@@ -180,6 +190,19 @@ def _class_settings(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(
             f"{path}: a {name} prepares images in a way of its own ({', '.join(changed)}), which can't be imported"
         )
+    return {key: value for key in _CLASS_KEYS if (value := getattr(found, key, None)) is not None}
+
+
+def _video_class_settings(path: Path, name: str) -> dict[str, Any]:
+    """Return the defaults of a class of video processors; raises a ModelError if it prepares frames in its own way."""
+    from transformers.models.auto.video_processing_auto import video_processor_class_from_name
+    from transformers.video_processing_utils import BaseVideoProcessor
+
+    found = video_processor_class_from_name(name)
+    steps = ("sample_frames", *_STEPS)  # a sampling of its own would be of other frames
+    changed = [step for step in steps if getattr(found, step, None) is not getattr(BaseVideoProcessor, step)]
+    if found is None or changed:
+        raise ModelError(f"{path}: a {name} prepares clips in a way of its own, which can't be imported")
     return {key: value for key in _CLASS_KEYS if (value := getattr(found, key, None)) is not None}
 
 
@@ -237,6 +260,7 @@ def import_tokenizer(folder: Path, text: TextTower) -> str:
         padding = tokenizer.padding or _padding_of(tokenizer.id_to_token(text.padding_id), text.padding_id)
     else:
         tokenizer, padding = _load_through_transformers(folder)
+    tokenizer = drop_sentinels(tokenizer, text.num_vocabulary)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if (sentence := find_sentence_model(folder)) is not None and sentence.lowers_case:
@@ -249,6 +273,22 @@ def import_tokenizer(folder: Path, text: TextTower) -> str:
     check_tokenizer(tokenizer, text, str(folder))
     content: str = tokenizer.to_str()
     return content
+
+
+def drop_sentinels(tokenizer: Any, num_vocabulary: int) -> Any:
+    """Return a tokeniser without T5's sentinels behind a text tower's vocabulary, ids that it has no embeddings for."""
+    from tokenizers import Tokenizer
+
+    tree = json.loads(tokenizer.to_str())
+    added, pieces = tree.get("added_tokens") or [], tree["model"].get("vocab")
+    behind = [each["content"] for each in added if each["id"] >= num_vocabulary]
+    behind += [piece for piece, _ in pieces[num_vocabulary:]] if isinstance(pieces, list) else []
+    if not behind or not all(map(SENTINEL.fullmatch, behind)):
+        return tokenizer
+    tree["added_tokens"] = [each for each in added if each["id"] < num_vocabulary]
+    if isinstance(pieces, list):
+        tree["model"]["vocab"] = pieces[:num_vocabulary]
+    return Tokenizer.from_str(json.dumps(tree))
 
 
 def lower_case(tokenizer: Any) -> None:

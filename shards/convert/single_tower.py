@@ -114,6 +114,7 @@ def _config(tower: Tower, folder: Path, name: str, found: TowerImport, *, is_com
             is_required=is_complete,
             takes_any_size=found.positions != "fixed",
             patch_px=tower.patch_px,
+            takes_clips=tower.clip_frames is not None,
         )
         try:
             return _model(resize_tower(tower, preprocess.image_size), preprocess, folder, name)

@@ -26,8 +26,11 @@ from shards.weights import CHECKPOINT_CURE, POSITIONS_CURE, check_shape, stored_
 if TYPE_CHECKING:
     import torch
 
-PUBLISHED = "_encoder."
-"""End of each side's prefix in TIPSv2's published files; in all others it is `_model.`."""
+PREFIXES = {
+    "vision": ("vision_model.", "vision_encoder.", "video_model."),
+    "text": ("text_model.", "text_encoder."),
+}
+"""What begins the names of each side's tensors: in most checkpoints, in TIPSv2's published files, in VideoPrism's."""
 TEMPERATURE = "temperature"
 """TIPSv2's tensor of what logits are divided by; others have the logarithm of a factor."""
 
@@ -80,6 +83,7 @@ def _import_config(
             is_required=is_complete,
             takes_any_size=IMPORTS[types["vision"]].positions != "fixed",
             patch_px=vision.patch_px,
+            takes_clips=vision.clip_frames is not None,
         )
         config = ModelConfig(
             name=name,
@@ -142,14 +146,24 @@ def read_tower(model_type: str, side: str, section: Mapping[str, Any], names: fr
     return found.read(parse_config(found.config_class, section, where), names, where)
 
 
+def prefix_in(names: Iterable[str], side: str) -> str:
+    """Return what begins the names of one side's tensors in a checkpoint with these names."""
+    found = (prefix for name in names for prefix in PREFIXES[side] if name.startswith(prefix))
+    return next(found, PREFIXES[side][0])
+
+
 def below(names: Iterable[str], side: str) -> frozenset[str]:
     """Return the tensor names of one side, without its prefix."""
-    prefixes = (f"{side}_model.", f"{side}{PUBLISHED}")
-    return frozenset(name.partition(".")[2] for name in names if name.startswith(prefixes))
+    return frozenset(name.partition(".")[2] for name in names if name.startswith(PREFIXES[side]))
 
 
-def their_names(name: str, types: Mapping[str, str], names: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
-    """Find the checkpoint's names for one of our tensors; `types` and `names` are by side."""
+def their_names(
+    name: str,
+    types: Mapping[str, str],
+    names: Mapping[str, frozenset[str]],
+    prefixes: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
+    """Find the checkpoint's names for one of our tensors; arguments are by side, `prefixes` are the usual ones."""
     section, _, inner = name.partition(".")
     side = section.removesuffix("_head")
     if side not in types:
@@ -158,7 +172,8 @@ def their_names(name: str, types: Mapping[str, str], names: Mapping[str, frozens
         if inner.startswith("projection.") and not IMPORTS[types[side]].has_projection:
             return (f"{'visual' if side == 'vision' else side}_{inner}",)
         inner = f"head.{inner}"
-    return tuple(f"{side}_model.{their}" for their in IMPORTS[types[side]].theirs(inner, names[side]))
+    prefix = PREFIXES[side][0] if prefixes is None else prefixes[side]
+    return tuple(prefix + their for their in IMPORTS[types[side]].theirs(inner, names[side]))
 
 
 def _import_tensors(
@@ -167,11 +182,9 @@ def _import_tensors(
     """Yield the model's tensors in order; `towers` are those at the checkpoint's own image size."""
     names = {side: below(files, side) for side in types}
     shapes = model_shapes(config) | {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
-    end = PUBLISHED if any(name.startswith(f"vision{PUBLISHED}") for name in files) else "_model."
-    theirs = {
-        name: tuple(each.replace("_model.", end, 1) for each in their_names(name, types, names)) for name in shapes
-    }
-    ignored = tuple(f"{side}{end}{prefix}" for side in types for prefix in IMPORTS[types[side]].ignored)
+    prefixes = {side: prefix_in(files, side) for side in types}
+    theirs = {name: their_names(name, types, names, prefixes) for name in shapes}
+    ignored = tuple(prefixes[side] + each for side in types for each in IMPORTS[types[side]].ignored)
     used = {their for each in theirs.values() for their in each}
     has_temperature = TEMPERATURE in files and any(kind.startswith("tipsv2") for kind in types.values())
     check_all_used(files, used | ({TEMPERATURE} if has_temperature else set()), ignored, types)

@@ -11,7 +11,7 @@ width of the tower.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
@@ -190,6 +190,8 @@ class Tower(ModelSection):
     """Name prefixes of tensors outside the head that stay in float32, whatever the compute dtype."""
     lookup_prefixes: ClassVar[tuple[str, ...]] = ()
     """Name prefixes of embedding tables: never int8, because a lookup reads only a few rows."""
+    pads_rows: ClassVar[bool] = True
+    """Whether rows of different lengths may be computed together, the shorter ones padded."""
 
     # Arithmetic, without torch.
 
@@ -235,6 +237,11 @@ class Tower(ModelSection):
     @abstractmethod
     def tokens_in(self, num_tokens: int) -> int:
         """Return the tokens of one input inside the layers, `L`, for the planned number."""
+
+    @property
+    def inputs_per_row(self) -> int:
+        """Inputs of a typical row that is computed whole: the frames of a clip, for a tower of clips; else 1."""
+        return 1
 
     @property
     def merge_size(self) -> int:
@@ -286,6 +293,10 @@ class Tower(ModelSection):
     def at_depth(self, num_layers: int) -> Self:
         """Copy the tower with another number of layers (at least one)."""
         return self.model_copy(update={self.depth_field: num_layers})
+
+    def keep_layers(self, layers: Sequence[int]) -> Self:
+        """Copy the tower with some of its layers, by their numbers in order."""
+        return self.at_depth(len(layers))
 
     def shapes(self, layers: LayerRange) -> Shapes:
         """Return all tensor shapes of a range of layers, including front and head where the range holds them."""
@@ -351,6 +362,14 @@ class Tower(ModelSection):
         """Lay out rows for a range of layers, on the host; all must have this side."""
         del layers
         return self.layout(rows.lengths, rows.grids)
+
+    def input_lengths(self, lengths: torch.Tensor, layers: LayerRange) -> torch.Tensor:
+        """Return the lengths of rows' inputs, given those in front of a range of layers; equal in most families.
+
+        Rows are grouped by them, in all stages alike.
+        """
+        del layers
+        return lengths
 
     @abstractmethod
     def tokens_per_sequence(self, rows: Rows) -> torch.Tensor | None:

@@ -41,6 +41,8 @@ class TextEncoderTower(TextTower):
 
     library_class: ClassVar[str]
     """Name of transformers' class."""
+    attention: ClassVar[str] = "sdpa"
+    """Transformers' name of how attention is computed: torch's fused kernel where the class takes it."""
     positions_need_padding_id: ClassVar[bool] = False
     """Whether positions are counted from the padding id, as in RoBERTa."""
     dual_encoder_type: ClassVar[str | None] = None
@@ -124,7 +126,7 @@ class TextEncoderTower(TextTower):
         return {"add_pooling_layer": self.pool == "pooler"}
 
     def build(self) -> Any:
-        """Build the whole encoder, with torch's fused attention kernel."""
+        """Build the whole encoder, with its kind of attention."""
         from shards.compat import deferred_compiler
 
         with deferred_compiler():
@@ -133,7 +135,7 @@ class TextEncoderTower(TextTower):
 
             model_class = getattr(transformers, self.library_class)
         with without_token_id_warnings():
-            config = model_class.config_class(**self.library_settings(), attn_implementation="sdpa")
+            config = model_class.config_class(**self.library_settings(), attn_implementation=self.attention)
         with no_init_weights():  # all weights are loaded; on the meta device, it would import torch's compiler
             return model_class(config, **self.library_options())
 

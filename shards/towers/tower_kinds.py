@@ -45,6 +45,11 @@ class VisionTower(Tower):
         return None
 
     @property
+    def clip_frames(self) -> int | None:
+        """Number of frames of a clip, if a row's vector is of all its frames at once; None if each frame has one."""
+        return None
+
+    @property
     def patch_values(self) -> int:
         """Number of values of one patch, 3 for each pixel, if images keep their proportions."""
         return 3 * (self.patch_px or 0) ** 2
@@ -141,6 +146,9 @@ class VisionTower(Tower):
             check_patches(values, self.patch_px)
         else:
             check_pixels(values, self.side_px)
+
+    def prepare_export(self, module: Any) -> None:
+        """Replace what exporters don't know, for images alone; in-place."""
 
     def pixel_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Choose the dtype of normalised pixels by the compute dtype."""

@@ -34,6 +34,7 @@ PAIRS = [
     checkpoints.aimv2,
     checkpoints.tipsv2,
     checkpoints.tipsv2_gated,
+    checkpoints.videoprism,
     checkpoints.vit_and_bert,
     checkpoints.clip_and_xlm_roberta,
     checkpoints.dinov2_and_bert,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_tokenizers
 import torch
@@ -175,6 +176,58 @@ def tipsv2(folder: Path, **vision: Any) -> Library:
 
 def tipsv2_gated(folder: Path) -> Library:
     return tipsv2(folder, use_swiglu_ffn=True)
+
+
+def videoprism(folder: Path) -> Library:
+    """A picture is a clip of one frame for it, with the times' positions resampled to one."""
+    return read_clips(save_videoprism(folder))
+
+
+def save_videoprism(folder: Path, num_frames: int = 4, **vision: Any) -> Path:
+    from transformers import (
+        LlavaOnevisionVideoProcessor,
+        VideoPrismConfig,
+        VideoPrismProcessor,
+        VideoPrismTextConfig,
+        VideoPrismVisionConfig,
+    )
+
+    layers = {"num_spatial_layers": 3, "num_temporal_layers": 2, "num_auxiliary_layers": 2}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_frames": num_frames}
+    sizes |= layers | {"image_size": SIZE, "tubelet_size": (1, 8, 8)} | vision
+    side = square(sizes["image_size"])
+    tokenizer = limited(tiny_tokenizers.pieces_without_end())
+    known = {"max_position_embeddings": MAX_TOKENS, "vocab_size": len(tokenizer) - 100}
+    text = SMALL_TEXT | known | {"hidden_size": sizes["hidden_size"]}
+    config = VideoPrismConfig(vision_config=VideoPrismVisionConfig(**sizes), text_config=VideoPrismTextConfig(**text))
+    model = make("VideoPrismClipModel", config)
+    processor = LlavaOnevisionVideoProcessor(
+        size=side, do_normalize=False, do_sample_frames=True, num_frames=num_frames
+    )
+    save_all(folder, model, VideoPrismProcessor(processor, tokenizer))
+    return folder
+
+
+def read_clips(folder: Path) -> Library:
+    """Read a saved model of clips; each of its pictures is a clip of one frame."""
+    from transformers import AutoModel, AutoProcessor
+
+    model, processor = AutoModel.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+
+    def images(given: list[Image.Image]) -> torch.Tensor:
+        found = []
+        for image in given:
+            frame = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)[None]
+            pixels = processor(videos=[frame], do_sample_frames=False, return_tensors="pt")["pixel_values_videos"]
+            found.append(model.get_video_features(pixels, interpolate_pos_encoding=True).pooler_output[:, 0])
+        return torch.cat(found)
+
+    def texts(captions: list[str]) -> torch.Tensor:
+        inputs = processor(text=captions, max_length=MAX_TOKENS, return_tensors="pt")
+        features: torch.Tensor = model.get_text_features(**inputs).pooler_output
+        return features
+
+    return Library(images, texts)
 
 
 def chinese_clip(folder: Path) -> Library:

@@ -69,6 +69,20 @@ def pieces_alone() -> Any:
     return Tipsv2Tokenizer(vocab=tokenizer.get_vocab(), merges=merges)
 
 
+def pieces_without_end() -> Any:
+    """VideoPrism's tokeniser: T5's unigrams without the token at the end; its 100 sentinels have no embeddings."""
+    from transformers import VideoPrismTokenizer
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    tokenizer.train_from_iterator(
+        CAPTIONS, trainers.UnigramTrainer(vocab_size=90, special_tokens=special, unk_token="<unk>")
+    )
+    pieces = [tuple(piece) for piece in _model(tokenizer)["vocab"]]
+    return VideoPrismTokenizer(vocab=[*pieces, *((f"<extra_id_{number}>", 0.0) for number in reversed(range(100)))])
+
+
 def _model(tokenizer: Tokenizer) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
     return content

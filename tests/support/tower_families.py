@@ -51,6 +51,7 @@ TINY = {
 
 # What one family alone has otherwise.
 OWN = {family: {"hidden_size": 24} for family in ("qwen2_vl_text", "qwen2_5_vl_text")}
+OWN |= {"videoprism": {"num_frames": 4, "num_spatial_layers": 2, "num_temporal_layers": 2, "num_auxiliary_layers": 2}}
 OWN |= {"qwen2_5_vl": {"window_size": 32, "fullatt_block_indexes": (1,)}}
 
 

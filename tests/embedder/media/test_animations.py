@@ -52,6 +52,13 @@ def test_a_short_one_is_sampled_over_its_own_length(decoder):
     assert (only.start_s, only.end_s, len(only.pixels)) == (0.0, pytest.approx(0.4), 4)
 
 
+def test_from_the_start_each_target_is_the_beginning_of_its_part(decoder):
+    encoded = animation("GIF", duration=100)
+    (only,) = decoder.video(encoded, FIT, segment_s=5.0, frames_per_segment=2, from_start=True)
+    assert len(only.pixels) == 2
+    assert all(close(image[0, 0], colour, 8) for image, colour in zip(only.pixels, (RED, BLUE), strict=True))
+
+
 def test_frames_of_no_duration_are_shown_as_browsers_show_them(decoder):
     assert [each.end_s for each in segments(decoder, animation("GIF", duration=0), segment_s=9)] == [pytest.approx(0.4)]
     assert [each.end_s for each in segments(decoder, animation("GIF", duration=20), segment_s=9)] == [

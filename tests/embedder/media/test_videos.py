@@ -105,6 +105,14 @@ def test_bytes_give_the_same_as_the_file(decoder, make_video):
     assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(from_file, from_bytes, strict=True))
 
 
+@pytest.mark.parametrize(("num_frames", "per_segment"), [(23, 4), (16, 16), (40, 16), (7, 3), (3, 4)])
+def test_from_the_start_frames_are_those_of_transformers_video_processors(decoder, make_video, num_frames, per_segment):
+    path = make_video(greys(num_frames), rate=10)
+    (segment,) = decoder.video(path, FIT, segment_s=60.0, frames_per_segment=per_segment, from_start=True)
+    expected = np.arange(per_segment) * num_frames // per_segment  # `default_sample_indices_fn`
+    assert frame_numbers(segment) == sorted(set(expected.tolist()))
+
+
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p", "yuv444p"])
 def test_colours_survive_either_range(decoder, make_video, pix_fmt):
     colours = [(250, 10, 10), (10, 250, 10), (20, 40, 240), (255, 255, 255), (0, 0, 0)]

@@ -23,7 +23,7 @@ from shards.convert import import_checkpoint, import_config
 from shards.convert.open_clip_config import read_open_clip_config
 from shards.convert.open_clip_model import open_clip_sources
 from shards.convert.open_clip_towers import read_text, read_vision
-from shards.convert.transformers_model import TEMPERATURE, below, their_names
+from shards.convert.transformers_model import TEMPERATURE, below, prefix_in, their_names
 from shards.costs import weight_bytes
 from shards.model_config import load_model_config
 from shards.model_errors import ModelError
@@ -88,14 +88,14 @@ def of_transformers(folder, ours):
         places = {name: Place(found.theirs(inner[name], frozenset(theirs)), found.rows_of(name)) for name in ours}
         return theirs, places, found.ignored
     types = {side: each or tree[f"{side}_config"]["model_type"] for side, each in CLASSES[kind].types.items()}
-    names = {side: below(theirs, side) for side in types}
+    names, prefixes = ({side: find(theirs, side) for side in types} for find in (below, prefix_in))
     found = {name: IMPORTS[types[name.partition(".")[0].removesuffix("_head")]] for name in ours}
     combined = {name: each.combined.get(name.partition(".")[2]) for name, each in found.items()}
     places = {
-        name: Place(their_names(name, types, names), each.rows_of(name), combine=combined[name])
+        name: Place(their_names(name, types, names, prefixes), each.rows_of(name), combine=combined[name])
         for name, each in found.items()
     }
-    return theirs, places, tuple(f"{side}_model.{each}" for side in types for each in IMPORTS[types[side]].ignored)
+    return theirs, places, tuple(prefixes[side] + each for side in types for each in IMPORTS[types[side]].ignored)
 
 
 def of_open_clip(folder, ours):

@@ -114,7 +114,6 @@ def test_a_folder_that_claims_another_family_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"config.json": '{"model_type": "videoprism"}'}, "pools a clip's frames at once; it would need stages that"),
         ({"config.json": '{"model_type": "gpt2"}'}, "says model_type = 'gpt2'; .*clip.*vit.*open_clip_conf"),
         (
             {"config.json": '{"model_type": "jina_clip", "auto_map": {"AutoModel": "modeling_clip.JinaCLIPModel"}}'},

@@ -49,7 +49,7 @@ def _prune(tower: Tower, choice: LayerChoice, where: str) -> tuple[Tower, dict[s
         chosen = chosen_layers(choice, tower.num_layers)
     except ValueError as error:
         raise ModelError(f"{where}: {error}") from None
-    smaller = tower.at_depth(len(chosen))
+    smaller = tower.keep_layers(chosen)
     origins: dict[str, str] = {}
     for place, layer in reversed(list(enumerate(chosen))):  # if several share weights, the first one counts
         ours, theirs = smaller.weights_of(place), tower.weights_of(layer)
