@@ -1,4 +1,4 @@
-"""Towers of transformers' VideoPrismClipModel: one vector of a whole clip, and captions that end in a learned token.
+"""Image tower of transformers' VideoPrismClipModel, one vector of a whole clip; and the import of both towers.
 
 Spatial layers see the patches of a frame, temporal layers a place in all frames of a clip, auxiliary layers and the
 pooling head all patches of all frames. A row is a clip, its elements are frames: between stages a frame lies with all
@@ -6,8 +6,8 @@ its patches, and `Clips` has the frames of a row together, so that no layer look
 number of frames than the model's (a picture has one) takes the times' positions resampled to it, as the library does
 with `interpolate_pos_encoding`.
 
-Legend: `R` rows (clips or captions), `N` frames of a clip, `F` frames of all rows, `P` patches of a frame, `T` tokens
-of the longest caption, `D` width. Source: transformers 5.23, modeling_videoprism.py, whose steps these methods follow.
+Legend: `R` rows (clips), `N` frames of a clip, `F` frames of all rows, `P` patches of a frame, `D` width.
+Source: transformers 5.23, modeling_videoprism.py, whose steps these methods follow.
 """
 
 from __future__ import annotations
@@ -33,70 +33,25 @@ from shards.towers.base import (
     linear_shapes,
     norm_shapes,
 )
+from shards.towers.capped_attention import ATTENTION, attend_in_parts
 from shards.towers.from_transformers import check_settings, one_side
-from shards.towers.text_encoder import TextActivation, TextEncoderTower
+from shards.towers.text_encoder import TextActivation
 from shards.towers.tower_kinds import VisionTower
+from shards.towers.videoprism_text import (
+    VideoPrismTextTower,
+    fields_of,
+    fresh_scale,
+    layer_shapes,
+    normalise_as_library,
+    read_text_tower,
+)
 
 if TYPE_CHECKING:
     import torch
 
-    from shards.layouts import Clips, EndedCaptions
+    from shards.layouts import Clips
 
 CHANNELS = 3
-ATTENTION = "softcap_in_parts"
-"""Name under which transformers finds `attend_in_parts`."""
-MAX_SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}
-"""Most attention scores at once, by kind of device: the auxiliary layers of a clip of 16 x 256 patches have 200 M."""
-
-
-def attend_in_parts(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    softcap: float | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Compute the library's capped attention, some queries at a time; (R, heads, L, width) to (R, L, heads, width)."""
-    import torch
-
-    del module, attention_mask, options
-    most = MAX_SCORES.get(query.device.type, 1 << 27) // (query.shape[0] * query.shape[1] * key.shape[2])
-    scaled, num_queries = query * (scaling / (softcap or 1.0)), max(1, most)
-    parts = [
-        _attend(scaled[:, :, start : start + num_queries], key, value, softcap)
-        for start in range(0, query.shape[2], num_queries)
-    ]
-    attended = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-    return attended.transpose(1, 2).contiguous(), None
-
-
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    import torch
-
-    scores = query @ key.transpose(2, 3)
-    if softcap is not None:
-        # Without gradients, in place: each further copy costs as much as the product.
-        scores = scores.tanh() * softcap if torch.is_grad_enabled() else scores.tanh_().mul_(softcap)
-    return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
-
-
-def layer_shapes(width: int, hidden: int, *, bias: bool) -> Shapes:
-    """Return the shapes of a layer of either tower; `bias` is that of queries, keys and values."""
-    shapes = norm_shapes("layernorm_before", width) | norm_shapes("layernorm_after", width)
-    for part in ("q_proj", "k_proj", "v_proj"):
-        shapes |= linear_shapes(f"attention.{part}", width, width, bias=bias)
-    shapes |= linear_shapes("attention.o_proj", width, width)
-    return shapes | linear_shapes("mlp.fc1", width, hidden) | linear_shapes("mlp.fc2", hidden, width)
-
-
-def fresh_scale(name: str) -> float | None:
-    """Return 0 for the scales of norms, to which the library adds 1, and of the pooling query's dimensions."""
-    is_norm = "layernorm" in name and name.endswith(".weight")
-    return 0.0 if is_norm or name.endswith("per_dim_scale") else None
 
 
 class VideoPrismTower(VisionTower):
@@ -417,156 +372,6 @@ class VideoPrismTower(VisionTower):
         module.set_attn_implementation("eager")
 
 
-def normalise_as_library(x: torch.Tensor, is_wanted: bool) -> torch.Tensor:
-    """Apply the library's norm to length 1, where its configuration says so."""
-    if not is_wanted:
-        return x
-    from transformers.models.videoprism.modeling_videoprism import l2norm
-
-    normalised: torch.Tensor = l2norm(x)
-    return normalised
-
-
-class VideoPrismTextTower(TextEncoderTower):
-    """The text model: causal, positions of sines, and a learned token behind the caption, whose state is its vector."""
-
-    label = "VideoPrism text"
-    library_class = "VideoPrismTextModel"
-    attention = "eager"  # scores are capped, which the fused kernel can't
-    layer_prefix = "layers."
-    head_prefixes = ("layernorm.",)
-
-    family: Literal["videoprism_text"] = "videoprism_text"
-    vocab_size: int = Field(32000, ge=1)
-    hidden_size: int = Field(768, ge=2, multiple_of=2)
-    num_hidden_layers: int = Field(12, ge=1, description="layers")
-    num_attention_heads: int = Field(12, ge=1)
-    intermediate_size: int = Field(3072, ge=1)
-    hidden_act: TextActivation = "relu"
-    max_position_embeddings: int = Field(64, ge=1, description="longest caption, in tokens, without the learned one")
-    layer_norm_eps: float = Field(1e-6, gt=0)
-    pad_token_id: int = Field(0, ge=0)
-    qkv_bias: bool = True
-    attn_logit_softcapping: float = Field(50.0, gt=0, description="largest score of attention, by a tanh")
-    apply_l2norm: bool = Field(True, description="the library's vectors are of length 1")
-
-    @property
-    def needs_special_tokens(self) -> bool:
-        """Return False: the learned token is none of the tokeniser's."""
-        return False
-
-    def tokens_in(self, num_tokens: int) -> int:
-        """Return the tokens of one caption, with the learned one."""
-        return num_tokens + 1
-
-    def front_shapes(self) -> Shapes:
-        """Return the shapes of the token table and of the learned token; positions are computed."""
-        width = self.hidden_size
-        return {"embeddings.token_embedding.weight": (self.vocab_size, width), "embeddings.cls_emb": (1, 1, width)}
-
-    def block_shapes(self) -> Shapes:
-        """Return the shapes of a layer."""
-        return layer_shapes(self.hidden_size, self.intermediate_size, bias=self.qkv_bias)
-
-    def head_shapes(self) -> Shapes:
-        """Return the shapes of the last norm."""
-        return norm_shapes("layernorm", self.hidden_size)
-
-    def fresh_value(self, name: str) -> float | None:
-        """Return the initial value of scales."""
-        return fresh_scale(name)
-
-    def flops(self, num_tokens: int) -> TowerFlops:
-        """Count the operations for one caption; its front only looks up tokens."""
-        tokens = self.tokens_in(num_tokens)
-        return TowerFlops(0, attention_flops(tokens, self.hidden_size, self.intermediate_size), 0)
-
-    def library_options(self) -> dict[str, Any]:
-        """Return no options besides the configuration."""
-        return {}
-
-    def library_settings(self) -> dict[str, Any]:
-        """Return the settings of transformers' configuration."""
-        return self.model_dump(exclude={"family"})
-
-    def build(self) -> Any:
-        """Build the whole encoder; its tables of positions follow from the settings, and no weight file holds them."""
-        module = super().build()
-        for name in ("position_embedding", "position_ids"):
-            module.embeddings.register_buffer(name, getattr(module.embeddings, name), persistent=False)
-        return module
-
-    def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the tables of positions, which have no values on the meta device."""
-        super().fill_buffers(module, device)
-        if module.embeddings is not None:
-            from transformers.models.videoprism.modeling_videoprism import create_sinusoidal_positions
-
-            table = create_sinusoidal_positions(self.max_position_embeddings, self.hidden_size)
-            module.embeddings.position_embedding = table.to(device)
-
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        super().prune(module, layers)
-        if not layers.holds_head(self.num_layers):
-            module.layernorm = None
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the layers."""
-        return module.layers
-
-    def input_lengths(self, lengths: torch.Tensor, layers: LayerRange) -> torch.Tensor:
-        """Return the tokens of each caption, int64 (R,), given those in front of a range of layers."""
-        return lengths - 1 if layers.start else lengths
-
-    def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> EndedCaptions:  # type: ignore[override]
-        """Lay out captions, each with its learned token at the end of the rectangle."""
-        from shards.layouts import EndedCaptions
-
-        del grids
-        return EndedCaptions.of(lengths)
-
-    def arrange(self, rows: Rows, layers: LayerRange) -> EndedCaptions:
-        """Lay out captions for a range of layers; behind the front their states count the learned token."""
-        return self.layout(self.input_lengths(rows.lengths, layers))
-
-    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run token and position embeddings, and put the learned token behind them; (N,) to (R, T + 1, D)."""
-        states: torch.Tensor = module.embeddings(layout.captions.pad(values, fill=self.pad_token_id))
-        return states
-
-    def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run layers in order; a token sees those before it, and the learned one all of its caption."""
-        import torch
-
-        is_seen = torch.nn.functional.pad(layout.captions.is_token, (0, 1), value=True)[:, None, None]
-        is_before = torch.ones(x_FLD.shape[1], x_FLD.shape[1], dtype=torch.bool, device=x_FLD.device).tril()
-        mask = torch.zeros((), dtype=x_FLD.dtype, device=x_FLD.device)
-        mask = mask.masked_fill(~(is_seen & is_before), torch.finfo(x_FLD.dtype).min)
-        for layer in range(layers.start, layers.stop):
-            x_FLD = module.layers[layer](x_FLD, mask)
-        return x_FLD
-
-    def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run the last norm on each caption's learned token, in float32; (R, T + 1, D) to (R, D)."""
-        del layout
-        return normalise_as_library(module.layernorm(x_FLD[:, -1].float()), self.apply_l2norm)
-
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Compute pooled features by transformers' own forward function."""
-        layout = self.layout(lengths, grids).move_to(lambda each: each.to(values.device))
-        ids_RT = layout.captions.pad(values, fill=self.pad_token_id)
-        output = module(input_ids=ids_RT, attention_mask=layout.captions.is_token.long())
-        pooled: torch.Tensor = output.pooler_output
-        return pooled
-
-
-def _fields_of(family: type[VisionTower] | type[TextEncoderTower], theirs: Any, *others: str) -> dict[str, Any]:
-    return {key: getattr(theirs, key) for key in family.model_fields if key not in ("family", *others)}
-
-
 def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VideoPrismTower:
     if names and not any(name.startswith("head.") for name in names):
         raise ModelError(
@@ -581,17 +386,9 @@ def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VideoPrismT
         where,
         theirs,
         {"num_channels": CHANNELS},
-        **_fields_of(VideoPrismTower, theirs, "patch_size", "image_size"),
+        **fields_of(VideoPrismTower, theirs, "patch_size", "image_size"),
         image_size=one_side(theirs.image_size, "vision_config.image_size", where),
         patch_size=one_side(sides, "vision_config.tubelet_size", where),
-    )
-
-
-def _read_text(theirs: Any, names: frozenset[str], where: Path) -> VideoPrismTextTower:
-    del names
-    fields = _fields_of(VideoPrismTextTower, theirs)
-    return check_settings(
-        VideoPrismTextTower, where, theirs, {}, **(fields | {"pad_token_id": fields["pad_token_id"] or 0})
     )
 
 
@@ -606,7 +403,7 @@ IMPORTS = {
     "videoprism_vision_model": TowerImport("VideoPrismVisionConfig", _read_vision, own_names),
     "videoprism_text_model": TowerImport(
         "VideoPrismTextConfig",
-        _read_text,
+        read_text_tower,
         own_names,
         ignored=("embeddings.position_ids", "embeddings.position_embedding"),
     ),

@@ -34,7 +34,7 @@ from shards.reference import load_towers
 from shards.shard import load_shard
 from shards.shard_specs import one_tower, specs_between, whole_model
 from shards.tokenizer import parse_tokenizer
-from shards.towers import videoprism
+from shards.towers import capped_attention
 from shards.towers.videoprism import VideoPrismTower
 
 NUM_FRAMES = 4
@@ -165,7 +165,7 @@ def test_a_shard_holds_what_stands_around_the_temporal_layers_once(model):
 def test_attention_in_parts_is_the_librarys(checkpoint, model, monkeypatch):
     state = clips(LENGTHS)
     whole = embed_whole(model, Batch(state, None))["vision"]
-    monkeypatch.setattr(videoprism, "MAX_SCORES", {"cpu": 200})  # a query or two at once
+    monkeypatch.setattr(capped_attention, "MAX_SCORES", {"cpu": 200})  # a query or two at once
     in_parts = embed_whole(model, Batch(state, None))["vision"]
     assert float((in_parts - whole).abs().max()) < 1e-6
     assert float((in_parts - clip_features(library(checkpoint), state)).abs().max()) < 1e-5
