@@ -32,7 +32,7 @@ Sides = Annotated[str, StringConstraints(pattern=r"^([1-9][0-9]{0,9}(x[1-9][0-9]
 class WholeCosts(ModelSection):
     """Work of one image, counted operation by operation, as the import found it."""
 
-    flops: float = Field(ge=0)
+    flops: float = Field(ge=0, description="floating-point operations")
     peak_values: int = Field(ge=1, description="most values held at once")
     steps: int = Field(1, ge=1, description="usual layers with as many operations, by which a GPU's time is estimated")
     step_values: int = Field(1, ge=1, description="values that such a layer holds")
