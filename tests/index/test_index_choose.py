@@ -303,6 +303,9 @@ def test_without_a_latency_all_are_measured_on_a_small_sample_and_few_on_a_large
     fitting = [each for each in candidate_designs(3000, 64, ()) if each.least_bytes(3000, 64) <= 700_000]
     assert {parse_design(each) for each in sizes} == {parse_design("Flat"), *fitting}
     assert len(fitting) >= 4
+    codes = [str(each) for each in fitting if each.has_small_codes]
+    assert codes
+    assert {sizes[each] for each in codes} == {1500}, "a smaller sample makes whole vectors look faster than codes"
     assert manifest.memory_bytes <= 700_000
     assert manifest.recall_at_10 >= 0.95
 
