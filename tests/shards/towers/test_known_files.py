@@ -7,7 +7,7 @@ from pathlib import Path
 import library_checkpoints as checkpoints
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sentence_folders import save_sentence_model, write_json
 from tower_checkpoints import edit_json
 from tower_checks import embed_whole, make_batch, randomise
@@ -200,17 +200,6 @@ def test_weights_of_other_programs_are_named_and_their_cure_is_taken(name, kind,
     assert said in refusal(own, tmp_path)
     shutil.move(tmp_path / "model.safetensors", own)
     import_checkpoint(own, tmp_path / "model")
-
-
-def test_a_mobile_clip_is_refused_by_its_name(tmp_path):
-    pytest.importorskip("open_clip")
-    own = tmp_path / "own"
-    text = {"context_length": 16, "vocab_size": 300, "width": 32, "heads": 4, "layers": 2, "no_causal_mask": True}
-    vision = {"timm_model_name": "fastvit_t8", "timm_pool": "avg", "timm_proj": None, "image_size": 256}
-    cfg = {"embed_dim": 32, "vision_cfg": vision, "text_cfg": text, "custom_text": True}
-    write_json(own / "open_clip_config.json", {"model_cfg": cfg, "preprocess_cfg": {}})
-    save_file({"w": torch.zeros(1)}, own / "open_clip_model.safetensors")
-    assert "fastvit_t8: this is a FastVit; of timm these can be imported: VisionTransformer" in refusal(own, tmp_path)
 
 
 def test_the_cure_of_a_token_that_was_added_behind_the_end_gives_the_librarys_vectors(clip, tmp_path):
