@@ -1,6 +1,7 @@
 """A clip as a model with eyes takes it, from its file to its vector: against transformers with its own processor."""
 
 from dataclasses import replace
+from functools import cache
 
 import av
 import numpy as np
@@ -74,13 +75,7 @@ class Clips:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory):
-    made = {}
-
-    def make(name):
-        made[name] = made.get(name) or Clips(name, tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return make
+    return cache(lambda name: Clips(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture(params=FAMILIES)

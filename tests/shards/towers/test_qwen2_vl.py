@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -60,13 +61,7 @@ class Family:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory):
-    made = {}
-
-    def make(name):
-        made[name] = made.get(name) or Family(name, tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return make
+    return cache(lambda name: Family(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture(params=OLDER)
