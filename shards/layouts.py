@@ -110,10 +110,9 @@ class Frames:
 
 
 @dataclass(frozen=True)
-class Clips:
-    """Layout of clips of one number of frames: an element is a frame with all its tokens, a vector is of a clip."""
+class Clips(Frames):
+    """Layout of clips of one number of frames: a vector is of a clip."""
 
-    elements_per_row: torch.Tensor
     num_frames: int
 
     @staticmethod
@@ -122,25 +121,7 @@ class Clips:
         found = sorted(set(lengths.tolist()))
         if len(found) != 1:
             raise ModelError(f"pixels: clips of {found} frames are not computed together; group rows by their frames")
-        return Clips(lengths, found[0])
-
-    @property
-    def means(self) -> RowMeans:
-        """One vector per clip."""
-        return RowMeans(len(self.elements_per_row), ((1, None, None),))
-
-    def move_to(self, move: Move) -> "Clips":
-        """Return the layout unchanged: layers need its numbers alone."""
-        del move
-        return self
-
-    def pad(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the frames unchanged."""
-        return values
-
-    def pack(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the frames unchanged."""
-        return x
+        return Clips(lengths, RowMeans.of(torch.ones_like(lengths)), found[0])
 
 
 @dataclass(frozen=True)
