@@ -2,7 +2,8 @@
 
 A graph of some ten thousand vectors takes longer to build than all of a table's lists. So candidates are measured in
 the order in which they may win, until none can win any more: the smallest first if a latency is requested, up to twice
-the smallest that keeps it; else the fastest on a small sample, on which all are measured.
+the smallest that keeps it; else codes of a few bits, which are quick to build, then the fastest on a small sample of
+those that they leave open.
 """
 
 import math

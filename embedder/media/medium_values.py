@@ -300,8 +300,8 @@ MAKERS = ("exif.Make", "xmp.tiff:Make", "clip.com.apple.quicktime.make")
 
 
 def _place(sources: Sources) -> Values:
-    told = sources.clip.get("com.apple.quicktime.location.ISO6709") or sources.clip.get("location")
-    point = ISO_6709.fullmatch(text_of(told) or "")
+    location = sources.clip.get("com.apple.quicktime.location.ISO6709") or sources.clip.get("location")
+    point = ISO_6709.fullmatch(text_of(location) or "")
     if point is not None:
         latitude, longitude, altitude = (_number(each) if each else None for each in point.groups())
     else:
