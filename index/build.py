@@ -21,6 +21,7 @@ from index.disk_index import DiskIndex
 from index.held_out_queries import CAPTIONS, SplitQueries, sampled_queries, split_queries
 from index.ids import check_ids
 from index.index_errors import ConstraintsMissedError
+from index.list_reach import Projection
 from index.manifest import DesignTrial, Manifest
 from index.recall import find_ground_truth
 from index.step_timer import StepTimer
@@ -29,7 +30,7 @@ from index.version_files import TunedIndex, VersionContents, VersionOrigin, writ
 
 LOG = logging.getLogger(__name__)
 
-Fill = Callable[[Design, VectorTable, Floats | None], faiss.Index]
+Fill = Callable[[Design, VectorTable, Projection | None], faiss.Index]
 """Builds an index of a design with every vector of a table, in order, with a projection if the design has one."""
 
 _SPOOL_NAME = "vectors.f32"

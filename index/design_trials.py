@@ -28,6 +28,7 @@ from index.designs import Design, Kind, candidate_designs, count_lists, count_pa
 from index.disk_index import DiskIndex
 from index.held_out_queries import SAMPLING_SEED, sampled_queries
 from index.index_errors import RetrievalError
+from index.list_reach import Projection
 from index.manifest import DesignTrial, Point
 from index.recall import GroundTruth, find_ground_truth, measure_rounding
 from index.vectors import Floats, VectorTable, vectors_text
@@ -106,21 +107,21 @@ class Projections:
         sample = self._table.take(self._table.sample(_NUM_MEASURED, SAMPLING_SEED))
         return candidate_designs(*size, _useful_widths(np.square(sample, dtype=np.float64).sum(axis=0)), first=True)
 
-    def of(self, design: Design) -> Floats | None:
-        """Compute a design's projection, (width, E), if any; raises a RetrievalError without learning queries."""
+    def of(self, design: Design) -> Projection | None:
+        """Compute a design's projection, if any; raises a RetrievalError without learning queries."""
         if design.projection is None:
             return None
         dim = self._table.dim
         if design.projection > dim:
             raise RetrievalError(f"index design {design}: vectors have {dim} dimensions; project onto fewer")
         if design.first:
-            return np.eye(design.projection, dim, dtype=np.float32)
+            return Projection(np.eye(design.projection, dim, dtype=np.float32), self.learned)
         if self._directions is None:
             raise RetrievalError(
                 f"index design {design}: it projects onto what text queries ask for, and there are no captions to "
                 "learn that from; give queries, or choose a design without LeanVec"
             )
-        return self._directions.matrix(design.projection)
+        return Projection(self._directions.matrix(design.projection), self.learned)
 
 
 class DesignTrials:

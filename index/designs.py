@@ -133,6 +133,11 @@ class Design:
         return self.projection is not None and self.has_fast_scan
 
     @property
+    def has_code_a_number(self) -> bool:
+        """Whether each number of a projection has a code of its own: of its distance from the list's centroid."""
+        return re.fullmatch(rf"IVF\d+,PQ{self.projection}x4fsr", self.factory) is not None
+
+    @property
     def has_small_codes(self) -> bool:
         """Whether its codes have a few bits per dimension."""
         return _SMALL_CODES.search(self.factory) is not None

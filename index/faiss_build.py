@@ -15,6 +15,7 @@ import numpy as np
 from index.designs import HNSW_EF_CONSTRUCTION, Design
 from index.disk_index import DiskIndex
 from index.index_errors import RetrievalError
+from index.list_reach import Projection, learn_reach, split_reach
 from index.vectors import Floats, Rows, VectorTable, keep_best, vectors_text
 
 VERSION: str = faiss.__version__
@@ -44,8 +45,8 @@ def _other_threads(num_threads: int, before: int) -> Iterator[None]:
         faiss.omp_set_num_threads(before)
 
 
-def build(design: Design, table: VectorTable, projection: Floats | None = None) -> faiss.Index:
-    """Make an index of the design and add every vector of the table, in order; `projection` is (width, E).
+def build(design: Design, table: VectorTable, projection: Projection | None = None) -> faiss.Index:
+    """Make an index of the design and add every vector of the table, in order.
 
     With one thread the same table gives the same index, byte for byte; several threads link an HNSW graph in any order.
     """
@@ -54,33 +55,44 @@ def build(design: Design, table: VectorTable, projection: Floats | None = None) 
     return index
 
 
-def train(design: Design, table: VectorTable, projection: Floats | None = None) -> faiss.Index:
-    """Make an empty index of the design and train it on a sample of the table; `projection` is (width, E).
+def train(design: Design, table: VectorTable, projection: Projection | None = None) -> faiss.Index:
+    """Make an empty index of the design and train it on a sample of the table.
 
     Raises a RetrievalError if FAISS can't make or train it for this table.
     """
     index = _make(design, table.dim, projection)
     if not index.is_trained:
-        with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"), by_distance(_find_inside(index)):
+        with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"), by_distance(index):
             sample = table.take(table.sample(design.num_training, TRAINING_SEED))
             index.train(sample)
-            _space_levels(innermost(index), sample if projection is None else sample @ projection.T)
+            _set_levels(innermost(index), sample, projection, _num_constant(design, projection))
     return index
 
 
-def _space_levels(lists: faiss.Index, vectors: Floats) -> None:
+def _num_constant(design: Design, projection: Projection | None) -> int:
+    return projection.num_constant if projection is not None and design.has_code_a_number else 0
+
+
+def _set_levels(lists: faiss.Index, sample: Floats, projection: Projection | None, num_constant: int) -> None:
     """Space the 16 levels of a number's code evenly over what its distances from the centroids span.
 
     FAISS puts levels where most vectors are. Those that answer a query are at the ends, and beyond the last levels all
-    look alike. `vectors` (n, width) are a sample. Does nothing to codes of several numbers, or of whole vectors.
+    look alike. Constant numbers get how far each list reaches. Does nothing to codes of several numbers, or of whole
+    vectors; `sample` is (n, E).
     """
     if not (isinstance(lists, faiss.IndexIVFPQFastScan) and lists.by_residual and lists.pq.dsub == 1):
         return
-    vectors = np.ascontiguousarray(vectors)
-    centroids = lists.quantizer.reconstruct_n(0, lists.nlist)
-    residuals = vectors - centroids[lists.quantizer.search(vectors, 1)[1][:, 0]]
-    first, last = np.percentile(residuals, (_LEFT_OUT, 100 - _LEFT_OUT), axis=0)
+    vectors = np.ascontiguousarray(sample) if projection is None else projection.apply(sample)
+    padded = np.pad(vectors, ((0, 0), (0, num_constant)), constant_values=1)
+    centroids, owners = lists.quantizer.reconstruct_n(0, lists.nlist), lists.quantizer.search(padded, 1)[1][:, 0]
+    first, last = np.percentile(padded - centroids[owners], (_LEFT_OUT, 100 - _LEFT_OUT), axis=0)
     levels = np.linspace(first, last, lists.pq.ksub, axis=1, dtype=np.float32)
+    if projection is not None and projection.queries is not None and num_constant:
+        width = vectors.shape[1]
+        reach = learn_reach(centroids[:, :width], owners, vectors, projection.apply(projection.queries))
+        centroids[:, width:], levels[width:] = split_reach(reach)
+        lists.quantizer.reset()
+        lists.quantizer.add(centroids)
     faiss.copy_array_to_vector(levels.ravel(), lists.pq.centroids)
 
 
@@ -113,27 +125,27 @@ def failures_named(design: Design, action: str) -> Iterator[None]:
 
 def add(index: faiss.Index, blocks: Iterable[Floats]) -> None:
     """Append blocks of vectors, each (n, E)."""
-    with by_distance(_find_inside(index)):
+    with by_distance(index):
         for block in blocks:
             index.add(np.ascontiguousarray(block))
 
 
 @contextmanager
-def by_distance(lists: faiss.Index | None) -> Iterator[None]:
-    """Train and fill inverted lists of projected or weighted vectors by the nearest centroid inside the block.
+def by_distance(index: faiss.Index) -> Iterator[None]:
+    """Train and fill inverted lists of projected vectors by the nearest centroid inside the block.
 
     Such vectors have any norm, and it tells how well they answer, but FAISS groups them by their direction alone. Where
     they are grouped by distance, and lists are searched in the order of the centroids' products with the query, as few
     as a third of the vectors have to be read. To centroids of unit norm, which earlier releases made, the nearest is
     the same as the one with the largest product. Does nothing without lists, or where a graph holds the centroids.
     """
+    lists = _find_inside(index)
     centroids = faiss.downcast_index(lists.quantizer) if isinstance(lists, faiss.IndexIVF) else None
     if lists is None or not isinstance(centroids, faiss.IndexFlat):
         yield
         return
-    is_trained, nearest = centroids.ntotal > 0, faiss.IndexFlatL2(lists.d)
-    if is_trained:
-        nearest.add(centroids.reconstruct_n(0, centroids.ntotal))
+    is_trained = centroids.ntotal > 0
+    nearest = _nearest(centroids.reconstruct_n(0, centroids.ntotal), lists.d, _count_constant(index))
     lists.cp.spherical, lists.quantizer = False, nearest
     try:
         yield
@@ -141,6 +153,31 @@ def by_distance(lists: faiss.Index | None) -> Iterator[None]:
         lists.quantizer = centroids
     if not is_trained and nearest.ntotal:
         centroids.add(nearest.reconstruct_n(0, nearest.ntotal))
+
+
+def _nearest(centroids: Floats, dim: int, num_constant: int) -> faiss.Index:
+    """Make an index that finds the nearest of centroids, (L, dim), possibly none, by all but the constant numbers."""
+    whole, width = faiss.IndexFlatL2(dim), dim - num_constant
+    whole.add(centroids)
+    if not num_constant or not len(centroids):
+        return whole
+    varying = faiss.IndexFlatL2(width)
+    varying.add(np.ascontiguousarray(centroids[:, :width]))
+    without_constant = faiss.IndexPreTransform(linear(np.eye(width, dim, dtype=np.float32)), varying)
+    return faiss.IndexRefine(without_constant, whole)  # the second tells FAISS the whole centroid
+
+
+def _count_constant(index: faiss.Index) -> int:
+    """Count the numbers that a projection appends to every vector; 0 in indexes of earlier releases."""
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexRefine):
+        return _count_constant(index.base_index)
+    if not isinstance(index, faiss.IndexPreTransform):
+        return 0
+    transform = faiss.downcast_VectorTransform(index.chain.at(0))
+    if not isinstance(transform, faiss.LinearTransform):
+        return 0
+    return int(np.count_nonzero(faiss.vector_to_array(transform.b))) if transform.have_bias else 0
 
 
 def _find_inside(index: faiss.Index) -> faiss.Index | None:
@@ -151,14 +188,16 @@ def _find_inside(index: faiss.Index) -> faiss.Index | None:
     return innermost(index) if isinstance(index, faiss.IndexPreTransform) else None
 
 
-def _make(design: Design, dim: int, projection: Floats | None) -> faiss.Index:
-    width = design.projection or dim
+def _make(design: Design, dim: int, projection: Projection | None) -> faiss.Index:
+    constant, factory, width = _num_constant(design, projection), design.factory, design.projection or dim
+    if constant:
+        factory = factory.replace(f"PQ{width}x", f"PQ{width + constant}x")
     with failures_named(design, f"make it for {dim} dimensions"):
-        index = faiss.index_factory(width, design.factory, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(width + constant, factory, faiss.METRIC_INNER_PRODUCT)
         rerank = faiss.index_factory(dim, design.rerank, faiss.METRIC_INNER_PRODUCT) if design.rerank else None
     set_up(index)
     if projection is not None:
-        index = faiss.IndexPreTransform(linear(projection), index)
+        index = faiss.IndexPreTransform(linear(projection.matrix, constant), index)
     return index if rerank is None else faiss.IndexRefine(index, rerank)  # whose Python object keeps its parts alive
 
 
@@ -182,11 +221,13 @@ def _set_scan(inner: faiss.Index) -> None:
         inner.implem = _SCAN
 
 
-def linear(projection: Floats) -> faiss.LinearTransform:
-    """Make the transform of a matrix, (width, E)."""
+def linear(projection: Floats, num_constant: int = 0) -> faiss.LinearTransform:
+    """Make the transform of a matrix, (width, E), which may append numbers that are 1 in every vector."""
     width, dim = projection.shape
-    transform = faiss.LinearTransform(dim, width, False)
-    faiss.copy_array_to_vector(projection.ravel(), transform.A)
+    transform = faiss.LinearTransform(dim, width + num_constant, num_constant > 0)
+    faiss.copy_array_to_vector(np.pad(projection, ((0, num_constant), (0, 0))).ravel(), transform.A)
+    if num_constant:
+        faiss.copy_array_to_vector(np.repeat(np.array([0, 1], np.float32), (width, num_constant)), transform.b)
     transform.is_trained = True
     return transform
 

@@ -20,7 +20,8 @@ from embedder.store.files import StoreFiles
 from embedder.store.layout import Searched
 from embedder.store_index.indexed_rows import IndexRows
 from index.designs import Design
-from index.vectors import Floats, VectorTable
+from index.list_reach import Projection
+from index.vectors import VectorTable
 
 if TYPE_CHECKING:
     import faiss
@@ -74,7 +75,7 @@ class ClusterFiller:
         self.files, self.rows, self.num_cpus = files, rows, num_cpus
         self.rows_per_part = rows_per_part
 
-    def __call__(self, design: Design, table: VectorTable, projection: Floats | None) -> "faiss.Index":
+    def __call__(self, design: Design, table: VectorTable, projection: Projection | None) -> "faiss.Index":
         """Make an index of the rows; in this process if its lists can't be merged."""
         from index import faiss_build, faiss_merge
 

@@ -7,6 +7,7 @@ from index_samples import make_vectors
 
 from index import faiss_build, faiss_merge
 from index.designs import parse_design
+from index.list_reach import Projection
 from index.vectors import VectorTable
 
 DIM = 32
@@ -44,7 +45,9 @@ def in_parts(template, table, folder):
 @pytest.mark.parametrize("design", MERGED)
 def test_parts_merged_are_the_file_of_one_go(design, table, tmp_path):
     with faiss_build.threads(1):
-        template = faiss_build.train(parse_design(design), table, PROJECTION if "LeanVec" in design else None)
+        template = faiss_build.train(
+            parse_design(design), table, Projection(PROJECTION) if "LeanVec" in design else None
+        )
         assert faiss_merge.can_be_merged(template)
         merged = in_parts(template, table, tmp_path)
         faiss_build.add(template, table.blocks())

@@ -13,6 +13,7 @@ from index.build import build_index
 from index.design_trials import QueryDirections
 from index.designs import candidate_designs, parse_design
 from index.index_errors import RetrievalError
+from index.list_reach import Projection
 from index.search import open_index
 from index.update import update_index
 from index.vectors import VectorTable
@@ -74,7 +75,7 @@ def test_lists_by_distance_find_more_in_two_thirds_of_the_lists(
 ) -> None:
     table, projection, queries, exact = _searched(looks)
     by_direction = _by_direction(table, projection)
-    ours = faiss_build.build(DESIGN, table, projection)
+    ours = faiss_build.build(DESIGN, table, Projection(projection))
     assert _share_found(ours, queries, exact, 4) > _share_found(by_direction, queries, exact, 6)
     assert _share_found(ours, queries, exact, 8) > _share_found(by_direction, queries, exact, 8) + 0.05
     np.testing.assert_allclose(np.linalg.norm(_centroids(by_direction), axis=1), 1, atol=1e-5)
@@ -110,12 +111,13 @@ def test_an_index_of_an_earlier_release_is_filled_as_it_was(looks: tuple[np.ndar
 
 def test_a_failed_training_leaves_the_searched_centroids_in_place() -> None:
     index = faiss.index_factory(8, "IVF16,SQ8", faiss.METRIC_INNER_PRODUCT)
-    with pytest.raises(RuntimeError), faiss_build.by_distance(index):
-        index.train(np.eye(8, dtype=np.float32))  # fewer vectors than lists
+    projected = faiss.IndexPreTransform(faiss_build.linear(np.eye(8, dtype=np.float32)), index)
+    with pytest.raises(RuntimeError), faiss_build.by_distance(projected):
+        projected.train(np.eye(8, dtype=np.float32))  # fewer vectors than lists
     assert faiss.downcast_index(index.quantizer).metric_type == faiss.METRIC_INNER_PRODUCT
     table = VectorTable(8, 8, np.eye(8, dtype=np.float32))
     with pytest.raises(RetrievalError, match="can't train it on 8 vectors"):
-        faiss_build.build(parse_design("LeanVec4,IVF16,SQ8"), table, np.eye(4, 8, dtype=np.float32))
+        faiss_build.build(parse_design("LeanVec4,IVF16,SQ8"), table, Projection(np.eye(4, 8, dtype=np.float32)))
 
 
 CODES = parse_design("LeanVec16,IVF64,PQ16x4fsr,Refine(SQ8)")
@@ -153,12 +155,12 @@ def test_levels_are_spaced_evenly_and_find_more_than_those_where_most_vectors_ar
 ) -> None:
     table, projection, queries, exact = _searched(looks)
     with faiss_build.threads(1):
-        ours, theirs = (faiss_build.build(CODES, table, projection) for _ in range(2))
+        ours, theirs = (faiss_build.build(CODES, table, Projection(projection)) for _ in range(2))
     steps = np.diff(_levels(ours), axis=1)
     assert (steps > 0).all()
     np.testing.assert_allclose(steps, steps.mean(axis=1, keepdims=True).repeat(15, axis=1), rtol=1e-3)
     lists = _codes_of(theirs)
-    with faiss_build.threads(1), faiss_build.by_distance(lists):
+    with faiss_build.threads(1), faiss_build.by_distance(theirs):
         projected = looks[0] @ projection.T
         nearest = lists.quantizer.search(projected, 1)[1][:, 0]
         residuals = projected - lists.quantizer.reconstruct_n(0, lists.nlist)[nearest]
@@ -177,7 +179,7 @@ def test_what_is_no_file_s_is_set_again_when_an_index_is_read(
     table, projection = VectorTable(2000, 64, images[:2000]), QueryDirections(captions).matrix(16)
     path = tmp_path / "index.faiss"
     with faiss_build.threads(1):
-        built, again = (faiss_build.build(CODES, table, projection) for _ in range(2))
+        built, again = (faiss_build.build(CODES, table, Projection(projection)) for _ in range(2))
     faiss_build.write(built, path)
     with path.open("rb") as file:
         opened = [built, faiss_build.read(file), faiss_build.map_file(path)]
