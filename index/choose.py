@@ -130,16 +130,20 @@ class DesignSearch:
 
     def _list_open(self, left: Sequence[DesignTrial], waiting: Sequence[Design]) -> list[Design]:
         """List those waiting that none outdoes of those `left` that keep the constraints."""
-        kept = self._list_kept(left)
-        return [each for each in waiting if not any(map(each.is_outdone_by, kept))]
+        kept, is_small_wanted = self._list_kept(left), self.constraints.latency_ms is not None
+        return [
+            each
+            for each in waiting
+            if not any(each.is_outdone_by(other, is_small_wanted=is_small_wanted) for other in kept)
+        ]
 
     def _screen(self, small: DesignTrials, left: Sequence[DesignTrial], waiting: list[Design]) -> None:
         """Measure those waiting that none outdoes on the small sample, and sort them by that.
 
-        The codes of projections that keep the constraints are measured, too, to compare.
+        The codes of a few bits that keep the constraints are measured, too, to compare.
         """
         waits = self._list_open(left, waiting)
-        codes = [each for each in self._list_kept(left) if each.has_projected_codes] if waits else []
+        codes = [each for each in self._list_kept(left) if each.has_small_codes] if waits else []
         for design in [*codes, *waits]:
             if design not in self._screened:
                 self._screened[design] = small.measure(design)

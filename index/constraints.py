@@ -15,7 +15,7 @@ DEFAULT_LATENCY_MS = 10.0
 LARGER = 2.0
 # Times the latency of the fastest: about as fast. The lower one, within which trials tell nothing apart, holds where
 # the fastest is wanted and takes less memory than the vectors themselves.
-_AS_FAST, _EQUALLY_FAST = 1.25, 1.1
+_AS_FAST, _EQUALLY_FAST = 1.25, 1.05
 OnMissed = Literal["publish", "keep", "fail"]
 """What to do where no design keeps the constraints: publish the nearest, keep what is published, or fail."""
 _LEAST_MISSED = 1e-3  # share of neighbours that may be missed where a recall of 1 is asked for, to compare designs
@@ -53,8 +53,8 @@ def rank(trials: Sequence[DesignTrial], constraints: Constraints) -> list[Design
     """Order the trials that keep the constraints, best first; none may.
 
     Exact search comes first if it is fast enough; then, of those about as fast as the fastest, the smallest: up to a
-    quarter slower, or a tenth where no latency is given and the fastest takes less than the vectors. If a latency is
-    given, those at most `LARGER` times as large as the smallest come before others.
+    quarter slower, or a twentieth where no latency is given and the fastest takes less than the vectors. If a latency
+    is given, those at most `LARGER` times as large as the smallest come before others.
     """
     exact = [
         trial for trial in trials if trial.design == "Flat" and keeps(trial, constraints, constraints.exact_latency_ms)

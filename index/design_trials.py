@@ -48,7 +48,7 @@ _SMALL_CODES_DEPTH, _DEPTH = 0.75, 0.5
 _SLOW = 2.0  # times the latency asked for, or of exact search: beyond that, no further effort is measured
 
 # Shares of the queries' second moment that a width may keep: the lower lose something, which re-ranking recovers.
-_KEPT_SHARES = (0.9, 0.98, 0.9995)
+_KEPT_SHARES = (0.9, 0.95, 0.98, 0.9995)
 _WIDTH_STEP = 16  # AVX-512 compares 16 floats at a time
 # Above this share of E, a projection saves too little to be worth its error.
 _MAX_WIDTH_SHARE = 0.6

@@ -39,7 +39,7 @@ _LIST_SHARES = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)  # one of this many lists
 _PARTS_FACTORS = (4, 8, 16, 32, 64)  # each row may be a disk read, so no more than needed
 _EXACT_CODES_FACTORS = (1, 4)  # rows to re-rank, as a multiple of k, for codes that almost preserve the order
 _PROJECTED_FACTORS = (1, 2, 4, 16)  # the same for projections
-_PROJECTED_CODES_FACTORS = (2, 4, 8, 16)  # the same for their small codes
+_PROJECTED_CODES_FACTORS = (2, 4, 8, 16, 32)  # the same for their small codes
 _SMALL_CODES_FACTORS = (4, 16, 64)  # the same for codes of a few bits per dimension
 
 # Milliseconds per vector read, when some hundred are requested at once: 200 took 1.8 ms, 600 took 8.6 ms.
@@ -142,16 +142,17 @@ class Design:
         """Whether its codes have a few bits per dimension."""
         return _SMALL_CODES.search(self.factory) is not None
 
-    def is_outdone_by(self, other: "Design") -> bool:
+    def is_outdone_by(self, other: "Design", *, is_small_wanted: bool) -> bool:
         """Whether nothing is left to win beside `other`, if that keeps the constraints: 4 bits a number of projections.
 
-        More bits for the same projections, whole vectors, or a graph over either take more memory and twice the time;
-        weighted codes take about as much memory and three times the time (on the shapes of `scripts/vector_shapes.py`).
+        More bits for a number of projections, whole vectors, or a graph over either take more memory and twice the
+        time; weighted codes take about as much memory and three times the time (on the shapes of
+        `scripts/vector_shapes.py`).
         """
         if not other.has_projected_codes or self.on_disk:
             return False
-        is_same = (self.projection, self.first, self.rerank) == (other.projection, other.first, other.rerank)
-        return self.projection is None or (is_same and not self.has_fast_scan)
+        has_less = is_small_wanted and self.rerank != other.rerank
+        return self.projection is None or not (has_less or self.has_fast_scan)
 
     @property
     def num_training(self) -> int:
