@@ -183,6 +183,29 @@ class Meter:
         return round(min(times_s) / selector.num_rows * 1e6, 5)
 
 
+def estimate_latency(points: Iterable[Point], chosen: Point, target: float) -> float:
+    """Estimate the milliseconds at which the target is just reached: between `chosen` and the next lower effort.
+
+    Efforts are measured in steps, and one design may find far more than the target with the first that reaches it,
+    another just as much. What isn't found is taken to fall geometrically with time.
+    """
+    name = next(iter(chosen.parameters), None)
+    others = {key: value for key, value in chosen.parameters.items() if key != name}
+    below = [
+        point
+        for point in points
+        if point.recall_at_10 < target
+        and point.latency_ms < chosen.latency_ms
+        and {key: value for key, value in point.parameters.items() if key != name} == others
+    ]
+    if not below or not target < chosen.recall_at_10 < 1:
+        return chosen.latency_ms
+    lower = max(below, key=lambda point: point.recall_at_10)
+    missing = [1 - lower.recall_at_10, 1 - target, 1 - chosen.recall_at_10]
+    share = math.log(missing[0] / missing[1]) / math.log(missing[0] / missing[2])
+    return lower.latency_ms + share * (chosen.latency_ms - lower.latency_ms)
+
+
 def _times_s(run: Callable[[Any], object], arguments: Iterable[Any]) -> list[float]:
     times_s = []
     with faiss_build.threads(1):

@@ -23,7 +23,7 @@ import faiss
 import numpy as np
 
 from index import disk_build, faiss_build
-from index.autotune import Meter
+from index.autotune import Meter, estimate_latency
 from index.designs import Design, Kind, candidate_designs, count_lists, count_part_lists
 from index.disk_index import DiskIndex
 from index.held_out_queries import SAMPLING_SEED, sampled_queries
@@ -172,10 +172,14 @@ class DesignTrials:
             lost = self._rounding_lost(design)
             # Finer steps make lists of whole vectors look faster on a sample than they are.
             tune = meter.tune_finely if design.has_projected_codes else meter.tune
-            _, point = tune(self._ground_truth, min(1.0, self._target + lost))
+            target = min(1.0, self._target + lost)
+            points, point = tune(self._ground_truth, target)
             if design.is_exact:
                 self._exact_ms = point.latency_ms
-            point = point.model_copy(update={"recall_at_10": max(0.0, point.recall_at_10 - lost)})
+            measured = {"recall_at_10": max(0.0, point.recall_at_10 - lost)}
+            if design.has_projected_codes:
+                measured["latency_ms"] = round(estimate_latency(points, point, target), 5)
+            point = point.model_copy(update=measured)
             return _trial(design, index, point, build_s, self._num_vectors)
 
     def _rounding_lost(self, design: Design) -> float:

@@ -10,7 +10,7 @@ import pytest
 from index_samples import Build, make_images_and_captions, make_vectors
 
 import index.build as building
-from index.autotune import Meter
+from index.autotune import Meter, estimate_latency
 from index.constraints import Constraints, excess
 from index.designs import Parameters, parse_design
 from index.held_out_queries import CAPTIONS, RecallQueries
@@ -123,6 +123,25 @@ def test_an_effort_beyond_the_target_is_not_paid_for_where_recall_levels_off(bui
     assert meter.tune_finely(asked, 0.95)[1].latency_ms == 0.32
     assert meter.tune_finely(asked, 0.94)[1].latency_ms == 0.32, "with the margin"
     assert meter.tune_finely(asked, 0.99)[1].recall_at_10 == 0.9534
+
+
+def test_a_recall_beyond_the_target_counts_for_a_latency_below_that_of_the_step_measured() -> None:
+    steps = [
+        Point(parameters={"nprobe": nprobe, "k_factor": factor}, recall_at_10=recall, latency_ms=latency_ms)
+        for nprobe, factor, recall, latency_ms in [
+            (4, 8, 0.9, 1.0),
+            (8, 8, 0.975, 2.0),
+            (4, 4, 0.94, 0.5),
+            (8, 4, 0.95, 1),
+        ]
+    ]
+    assert estimate_latency(steps, steps[1], 0.95) == pytest.approx(1.5), (
+        "half of the way: 0.1, 0.05, 0.025 are missing"
+    )
+    assert estimate_latency(steps, steps[1], 0.9001) == pytest.approx(1.0, abs=0.01)
+    assert estimate_latency(steps[1:], steps[1], 0.95) == 2.0, "other factors tell nothing"
+    assert estimate_latency(steps, steps[3], 0.95) == 1
+    assert estimate_latency(steps, steps[0], 0.95) == 1.0, "it misses"
 
 
 def test_the_nearest_is_the_one_that_exceeds_its_limits_by_the_smallest_factor() -> None:
