@@ -80,7 +80,7 @@ def _set_levels(lists: faiss.Index, sample: Floats, projection: Projection | Non
     look alike. Constant numbers get how far each list reaches. Does nothing to codes of several numbers, or of whole
     vectors; `sample` is (n, E).
     """
-    if not (isinstance(lists, faiss.IndexIVFPQFastScan) and lists.by_residual and lists.pq.dsub == 1):
+    if not _has_code_a_number(lists):
         return
     vectors = np.ascontiguousarray(sample) if projection is None else projection.apply(sample)
     padded = np.pad(vectors, ((0, 0), (0, num_constant)), constant_values=1)
@@ -94,6 +94,10 @@ def _set_levels(lists: faiss.Index, sample: Floats, projection: Projection | Non
         lists.quantizer.reset()
         lists.quantizer.add(centroids)
     faiss.copy_array_to_vector(levels.ravel(), lists.pq.centroids)
+
+
+def _has_code_a_number(lists: faiss.Index) -> bool:
+    return isinstance(lists, faiss.IndexIVFPQFastScan) and lists.by_residual and lists.pq.dsub == 1
 
 
 def rerank_with(base: faiss.Index, design: Design, table: VectorTable) -> faiss.Index:
@@ -212,6 +216,8 @@ def set_up(index: faiss.Index) -> None:
         inner.hnsw.efConstruction = HNSW_EF_CONSTRUCTION
     if isinstance(inner, faiss.IndexIVF):
         inner.cp.min_points_per_centroid = 1  # silences the warning on standard error about few vectors
+    if _has_code_a_number(inner):
+        inner.pq.cp.niter = 1  # half of the training: `_set_levels` sets what it finds
     _set_scan(inner)
 
 
