@@ -111,15 +111,8 @@ def read_files(out: Path) -> Vectors:
 def from_table(table: pa.Table, sides: tuple[str, str] = SIDES) -> Vectors:
     """Sort by id; columns are lists of any kind, or tensors of Ray."""
     table = table.select(dict.fromkeys(("item_id", *sides))).sort_by("item_id")
-    images, texts = (_matrix(table[side]) for side in sides)
+    images, texts = (np.stack(table[side].to_numpy()).astype(np.float32) for side in sides)
     return Vectors(tuple(table["item_id"].to_pylist()), images, texts)
-
-
-def _matrix(column: pa.ChunkedArray) -> np.ndarray:
-    array = column.combine_chunks()
-    if isinstance(array.type, pa.ExtensionType):
-        array = array.storage
-    return array.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(array), -1)
 
 
 def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
@@ -240,14 +233,6 @@ BATCH_SIZES = (8, 16, 32, 64)  # that are tried
 TRIAL_S, MIN_BATCHES = 8.0, 4
 BUSY = 0.9  # of all cores: then they are the bound
 LIMITS = (NAMES["limit"], NAMES["processes"])
-RATIOS = {
-    "three stages over the loop": ("ray3", "loop"), "three stages over the limit": ("ray3", "limit"),
-    "three stages over one": ("ray3", "ray1"),
-    "local over the loop": ("local", "loop"), "three stages over Ray Data in fp32": ("ray3", "raydata32"),
-    "three stages over Ray Data": ("ray3", "raydata"), "three stages over Daft": ("ray3", "daft"),
-}  # fmt: skip
-"""Of steady rates."""
-
 HEADING = ["", "items/s", "of limit", "of loop", "CPU ms/item", "cores", "first s", "whole s", "peak MiB", "cosine"]
 
 
@@ -337,12 +322,6 @@ def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int
     print("\nwhat bounds them")
     for name in standings:
         print(f"  {name}: {bound(name, standings, num_cores, item_flops)}", flush=True)
-
-
-def ratios(standings: Mapping[str, Standing]) -> dict[str, float]:
-    """The ratios of steady rates that can be made."""
-    pairs = {what: (_rate_of(standings, a), _rate_of(standings, b)) for what, (a, b) in RATIOS.items()}
-    return {what: a / b for what, (a, b) in pairs.items() if a and b}
 
 
 def paired_ratios(
@@ -519,7 +498,7 @@ def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace
     show_standings(title, standings, num_cores, item_flops)
     return {
         "num_items": task.num_items, "num_distinct": task.num_distinct, "item_flops": item_flops, "settings": settings,
-        "contestants": {name: standing.to_json() for name, standing in standings.items()}, "ratios": ratios(standings),
+        "contestants": {name: standing.to_json() for name, standing in standings.items()},
         "paired": paired_ratios(standings, taking_part),
     }  # fmt: skip
 

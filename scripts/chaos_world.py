@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
 from PIL import Image
 from published_rows import delta_rows
@@ -169,20 +168,14 @@ def _compare_model(store: Path | str, undisturbed: Path, model: str | None, diff
         (rows, expected.to_arrow(), ("item_id", "segment"), EXACT),
         (found.items(), expected.items(), ("item_id",), ITEM_FACTS),
     ):
-        by_key, wanted = _by_key(ours, key), _by_key(theirs, key)
-        difference["duplicated"] += [key for key, rows_of in by_key.items() if len(rows_of) > 1]
+        by_key, wanted = ({tuple(map(row.get, key)): row for row in each.to_pylist()} for each in (ours, theirs))
+        counts = Counter(zip(*(ours[name].to_pylist() for name in key), strict=True))
+        difference["duplicated"] += [key for key, count in counts.items() if count > 1]
         difference["lost"] += wanted.keys() - by_key.keys()
         difference["differing"] += by_key.keys() - wanted.keys()
         common = wanted.keys() & by_key.keys()
-        difference["differing"] += [key for key in common if not _same(by_key[key][-1], wanted[key][-1], facts)]
+        difference["differing"] += [key for key in common if not _same(by_key[key], wanted[key], facts)]
     return rows.num_rows
-
-
-def _by_key(table: pa.Table, key: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in table.to_pylist():
-        found.setdefault(tuple(row[name] for name in key), []).append(row)
-    return found
 
 
 def _same(row: dict[str, Any], other: dict[str, Any], facts: Sequence[str]) -> bool:
@@ -221,9 +214,8 @@ class Poller(threading.Thread):
         self.join()
 
     def _is_allowed(self, state: Fingerprint) -> bool:
-        if not self.may_mix or state in self.allowed:
-            return state in self.allowed
-        return items_in(state) <= set().union(*map(items_in, self.allowed))
+        known = self.allowed
+        return state in known or (self.may_mix and items_in(state) <= set().union(*map(items_in, known)))
 
     def poll(self) -> None:
         self.num_polls += 1

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import psutil
+import urllib3
 
 from embedder.executors.monitor import CpuUse, PeakMemory
 
@@ -26,6 +25,7 @@ SCRIPTS = Path(__file__).parent
 EMBEDDER = (sys.executable, "-m", "embedder")
 INTERVAL_S = 0.5
 MIB = 1 << 20
+HTTP = urllib3.PoolManager(maxsize=64, retries=False, timeout=300.0)
 
 
 class CommandFailedError(Exception):
@@ -211,10 +211,15 @@ def serving(
 
 def is_ready(url: str) -> bool:
     try:
-        with urlopen(f"{url}/readyz", timeout=5) as answer:
-            return answer.status == 200
-    except (URLError, OSError):
+        return ask(f"{url}/readyz")[0] == 200
+    except urllib3.exceptions.HTTPError:
         return False
+
+
+def ask(url: str, body: Mapping[str, object] | None = None) -> tuple[int, bytes]:
+    """Ask a service, and by POST where there is a body; status and content."""
+    answer = HTTP.request("GET" if body is None else "POST", url, json=body)
+    return answer.status, answer.data
 
 
 def free_port() -> int:

@@ -21,10 +21,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import embedder
 from corpus import DEMO_MODEL, make_model, read_shipped, shipped_pairs, write_pairs
@@ -34,7 +32,7 @@ from embedder.store.lock import write_lock
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice
-from harness import serving, until
+from harness import ask, serving, until
 
 NUM_ITEMS, NUM_TEXTS, K = 60, 20, 10
 PURGED = 7  # number of the item; no client names it but the one that looks for it
@@ -95,7 +93,7 @@ def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[s
         running = [threads.submit(Client(server.url, requests).run, asked) for _ in range(num_clients)]
         try:
             # Thumbnails of the item that will be purged, so that the service has them in its cache.
-            kept = [read(server.url, path)[1] for path in PURGED_IMAGES]
+            kept = [ask(f"{server.url}{path}")[1] for path in PURGED_IMAGES]
             publications = nights.five_publications()
             for number, one in enumerate(publications, 1):
                 due = num_requests * number / (len(publications) + 1)
@@ -105,7 +103,7 @@ def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[s
                 expected[version] = answers
                 with write_lock(nights.files):
                     vacuum(nights.files, keep_days=0, keep_versions=2)
-                until(lambda version=version: get(server.url, "/status")["version"] == version, f"version {version}")
+                until(partial(is_served, server.url, version), f"version {version}")
                 requests.is_purged = requests.is_purged or one == nights.purge
             until(lambda: requests.number >= num_requests, "requests")
             requests.traces += traces_in(folder / "cache", kept) + traces_served(server.url)
@@ -150,12 +148,10 @@ class Nights:
 
 
 class Client:
-    """One client with one connection, which asks what its number says."""
+    """One client, which asks what its number says."""
 
     def __init__(self, url: str, requests: Requests) -> None:
-        address = urlsplit(url)
-        self._connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
-        self._requests = requests
+        self._url, self._requests = url, requests
         self._images = [content for content, _, _ in shipped_pairs()[:NUM_ITEMS]]
         self._kinds = {
             "text": self._text,
@@ -165,8 +161,8 @@ class Client:
             "image": lambda number: self._search([{"image": base64.b64encode(self._images[number % 50]).decode()}]),
             "item": self._item,
             "thumbnail": self._thumbnail,
-            "facets": lambda number: Answer(self._json("GET", "/facets")["version"], ()),
-            "status": lambda number: Answer(self._json("GET", "/status")["version"], ()),
+            "facets": lambda number: Answer(json.loads(self._ask("/facets"))["version"], ()),
+            "status": lambda number: Answer(json.loads(self._ask("/status"))["version"], ()),
         }
 
     def run(self, asked: "itertools.count[int]") -> None:
@@ -179,44 +175,36 @@ class Client:
                 if answer is not None:
                     self._requests.answers.append(answer)
             except Exception as error:  # noqa: BLE001  # whatever it is, it counts
-                self._connection.close()
                 self._requests.failures.append(f"{kind}: {type(error).__name__}: {error}")
             self._requests.num_by_kind[kind] += 1
-        self._connection.close()
 
     def _text(self, number: int) -> Answer:
         return replace(self._search([{"text": text(number)}]), text=number % NUM_TEXTS)
 
     def _search(self, queries: list[dict[str, Any]], **options: Any) -> Answer:
-        found = self._json("POST", "/search", {"queries": queries, "k": K, **options})
+        found = json.loads(self._ask("/search", {"queries": queries, "k": K, **options}))
         hits = [(hit["item_id"], hit["caption"], hit["score"]) for each in found["answers"] for hit in each["hits"]]
         if len(found["answers"]) != len(queries) or not hits:
             raise ValueError(f"{len(found['answers'])} answers, {len(hits)} hits")
         return Answer(found["version"], tuple(caption for _, caption, _ in hits), None, tuple(hits))
 
     def _item(self, number: int) -> Answer:
-        found = self._json("GET", f"/items/{item_id(other(number))}")
+        found = json.loads(self._ask(f"/items/{item_id(other(number))}"))
         captions = [row["caption"] for row in [*found["segments"], *found["neighbours"]]]
         return Answer(found["version"], tuple(captions))
 
     def _thumbnail(self, number: int) -> None:
-        content = self._ask("GET", f"/items/{item_id(other(number))}/image?size={SIZES_PX[number % 2]}")
+        content = self._ask(f"/items/{item_id(other(number))}/image?size={SIZES_PX[number % 2]}")
         if len(content) < 100:
             raise ValueError(f"an image of {len(content)} bytes")
 
-    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        return json.loads(self._ask(method, path, body))
-
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         is_purged = self._requests.is_purged
-        content = None if body is None else json.dumps(body)
-        self._connection.request(method, path, content, {"Content-Type": "application/json"} if body else {})
-        answer = self._connection.getresponse()
-        found = answer.read()
-        if answer.status != 200:
-            raise ValueError(f"{answer.status} {found[:300]!r}")
+        status, found = ask(f"{self._url}{path}", body)
+        if status != 200:
+            raise ValueError(f"{status} {found[:300]!r}")
         if is_purged and item_id(PURGED).encode() in found:
-            self._requests.traces.append(f"{method} {path}: the answer has {item_id(PURGED)}")
+            self._requests.traces.append(f"{path}: the answer has {item_id(PURGED)}")
         return found
 
 
@@ -243,24 +231,8 @@ def answers_now(nights: Nights) -> tuple[str, list[tuple[Hit, ...]]]:
     return store.version, [tuple((hit.item_id, hit.caption or "", hit.score) for hit in hits) for hits in answers]
 
 
-def get(url: str, path: str) -> Any:
-    """Ask for JSON by a connection of its own."""
-    status, content = read(url, path)
-    if status != 200:
-        raise ValueError(f"{path}: {status}")
-    return json.loads(content)
-
-
-def read(url: str, path: str) -> tuple[int, bytes]:
-    """Ask by a connection of its own; status and content."""
-    address = urlsplit(url)
-    connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
+def is_served(url: str, version: str) -> bool:
+    return json.loads(ask(f"{url}/status")[1])["version"] == version
 
 
 def traces_in(cache: Path, kept: list[bytes]) -> list[str]:
@@ -273,7 +245,7 @@ def traces_in(cache: Path, kept: list[bytes]) -> list[str]:
 
 def traces_served(url: str) -> list[str]:
     paths = [f"/items/{item_id(PURGED)}", *PURGED_IMAGES]
-    return [f"{path}: {status}" for path in paths if (status := read(url, path)[0]) != 404]
+    return [f"{path}: {status}" for path in paths if (status := ask(f"{url}{path}")[0]) != 404]
 
 
 def tally(requests: Requests, expected: dict[str, list[tuple[Hit, ...]]]) -> dict[str, Any]:
