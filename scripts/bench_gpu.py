@@ -23,10 +23,10 @@ import json
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ from embedder.placement.hardware import num_cpus
 from embedder.placement.resources import allocate
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.stage import INPUTS, cuda_problem
+from embedder.store.environment import RepeatingThread
 from harness import number, table
 from shards.activations import Batch, TowerState
 from shards.model_config import ModelConfig
@@ -311,19 +312,10 @@ def run_stages(
         )
         embedded = through_stages(dataset, stage_specs(config.compute, model, plan, allocation), allocation)
         for block in embedded.iter_batches(batch_format="pyarrow", batch_size=None):
-            for step, found in calls_of(block).items():
-                calls.setdefault(step, []).extend(found)
+            for step in chain.from_iterable(block["trace"].drop_null().to_pylist()):
+                if step["step"].startswith("stage"):
+                    calls.setdefault(step["step"], []).append((step["started_s"], step["wall_s"], step["num_rows"]))
     return calls, max(shares, default=None)
-
-
-def calls_of(block: pa.Table) -> dict[str, list[Call]]:
-    """Batches of each stage that a block went through."""
-    found: dict[str, list[Call]] = {}
-    for steps in block["trace"].drop_null().to_pylist():
-        for step in steps:
-            if step["step"].startswith("stage"):
-                found.setdefault(step["step"], []).append((step["started_s"], step["wall_s"], step["num_rows"]))
-    return found
 
 
 @contextmanager
@@ -333,20 +325,19 @@ def memory_taken() -> Iterator[list[float]]:
     if not torch.cuda.is_available():
         yield shares
         return
-    before, ended = torch.cuda.mem_get_info()[0], threading.Event()
+    before = torch.cuda.mem_get_info()[0]
 
-    def sample() -> None:
-        while not ended.wait(SAMPLE_S):
-            free, total = torch.cuda.mem_get_info()
-            shares.append((before - free) / total)
+    def sample() -> bool:
+        free, total = torch.cuda.mem_get_info()
+        shares.append((before - free) / total)
 
-    sampler = threading.Thread(target=sample, name="memory", daemon=True)
-    sampler.start()
+        return True
+
+    sampler = RepeatingThread(SAMPLE_S, sample, "memory")
     try:
         yield shares
     finally:
-        ended.set()
-        sampler.join()
+        sampler.stop()
 
 
 def common_window(calls: dict[str, list[Call]]) -> tuple[float, float] | None:

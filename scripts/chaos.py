@@ -291,7 +291,7 @@ class Chaos:
 
     def run(self, plan: list[Kill]) -> None:
         self._refresh_undisturbed()
-        self.poller.start()
+        polling = self.poller.start()
         try:
             begun_s = time.monotonic()
             self._to_the_end()  # the first publication, with an index that later ones keep
@@ -299,7 +299,7 @@ class Chaos:
             for number, kill in enumerate(plan):
                 self._one(number, kill, is_last=number == len(plan) - 1)
         finally:
-            self.poller.stop()
+            polling.stop()
 
     def _one(self, number: int, kill: Kill, *, is_last: bool) -> None:
         """One kill; a run that ends before its moment comes is followed by another."""

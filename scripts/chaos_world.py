@@ -2,8 +2,6 @@
 
 import json
 import os
-import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from published_rows import delta_rows
 import embedder
 from corpus import encode, make_model, write_clip, write_config
 from embedder.errors import StoreError
+from embedder.store.environment import RepeatingThread
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
 from embedder.store.tables.models import model_files
@@ -186,11 +185,10 @@ def _same(row: dict[str, Any], other: dict[str, Any], facts: Sequence[str]) -> b
     )
 
 
-class Poller(threading.Thread):
+class Poller:
     """Opens what is published all the while, as searches do, and on a disk both tables as other programs do."""
 
     def __init__(self, store: Path | str, *, may_mix: bool = False) -> None:
-        super().__init__(name="reader", daemon=True)
         self.may_mix = may_mix
         """Whether each item may be of another state, as runs publish while they go on."""
         self.allowed: list[Fingerprint] = [frozenset()]
@@ -199,19 +197,19 @@ class Poller(threading.Thread):
         self.seen: list[Fingerprint] = []
         """States in the order of their first sight."""
         self.faults: list[str] = []
-        self._store, self._stopped = store, threading.Event()
+        self._store = store
 
-    def run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self.poll()
-            except (StoreError, OSError, ValueError) as error:
-                self.faults.append(f"{type(error).__name__}: {error}")
-            time.sleep(0.02 if isinstance(self._store, Path) else 1.0)  # the bucket's server has one thread
+    def start(self) -> RepeatingThread:
+        """Poll in a thread until that is stopped."""
+        every_s = 0.02 if isinstance(self._store, Path) else 1.0  # the bucket's server has one thread
+        return RepeatingThread(every_s, self._try_to_poll, "reader")
 
-    def stop(self) -> None:
-        self._stopped.set()
-        self.join()
+    def _try_to_poll(self) -> bool:
+        try:
+            self.poll()
+        except (StoreError, OSError, ValueError) as error:
+            self.faults.append(f"{type(error).__name__}: {error}")
+        return True
 
     def _is_allowed(self, state: Fingerprint) -> bool:
         known = self.allowed

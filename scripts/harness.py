@@ -1,6 +1,6 @@
 """What the scripts share: commands and services that are run and watched, what their processes take, and tables.
 
-Imports of this project only how it measures CPU and memory itself, so that both are counted alike.
+Imports of this project only how it measures CPU and memory itself, so that both are counted alike, and its threads.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import psutil
 import urllib3
 
 from embedder.executors.monitor import CpuUse, PeakMemory
+from embedder.store.environment import RepeatingThread
 
 SCRIPTS = Path(__file__).parent
 EMBEDDER = (sys.executable, "-m", "embedder")
@@ -48,21 +48,20 @@ def run_watched(
 ) -> Watched:
     """Run a command to its end, and watch the cores and the memory that its processes take."""
     out, err = folder / "stdout.txt", folder / "stderr.txt"
-    cpu_use, peak_memory, ended = CpuUse(), PeakMemory(), threading.Event()
+    cpu_use, peak_memory = CpuUse(), PeakMemory()
     started_s = time.time()
     with out.open("w") as stdout, err.open("w") as stderr:
         output = {"stdout": stdout, "stderr": stderr}
         process = subprocess.Popen(command, **output, cwd=checkout, env=environment(checkout), start_new_session=True)
     root = psutil.Process(process.pid)
 
-    def look() -> None:
-        while not ended.wait(INTERVAL_S):
-            everyone = [root, *descendants(process.pid)]
-            cpu_use.look(everyone)
-            peak_memory.look(everyone)
+    def look() -> bool:
+        everyone = [root, *descendants(process.pid)]
+        cpu_use.look(everyone)
+        peak_memory.look(everyone)
+        return True
 
-    watcher = threading.Thread(target=look, name="watch", daemon=True)
-    watcher.start()
+    watcher = RepeatingThread(INTERVAL_S, look, "watch")
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -70,8 +69,7 @@ def run_watched(
         kill_all([*descendants(process.pid), root])
         process.wait()
     finally:
-        ended.set()
-        watcher.join()
+        watcher.stop()
     wall_s = time.time() - started_s
     if code != 0:
         how = f"took longer than {timeout_s:.0f} s" if code is None else f"ended with exit code {code}"
