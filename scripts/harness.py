@@ -78,10 +78,10 @@ def run_watched(
     return Watched(started_s, wall_s, cpu_use, peak_memory.num_bytes, last_line)
 
 
-def json_of(command: Sequence[str | Path], timeout_s: float | None = None, *, checkout: Path | None = None) -> dict:
+def json_of(command: Sequence[str | Path], timeout_s: float | None = None) -> dict:
     """Run a command that has to succeed; gives the JSON of the last line that it prints."""
-    options = {"cwd": checkout, "env": environment(checkout), "timeout": timeout_s}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, **options)
+    options = {"stdout": subprocess.PIPE, "text": True, "env": environment(), "timeout": timeout_s}
+    done = subprocess.run(command, check=True, **options)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -180,16 +180,13 @@ class Server:
 
 
 @contextmanager
-def serving(
-    store: str | Path, log: Path, options: Sequence[str] = (), *, checkout: Path | None = None
-) -> Iterator[Server]:
+def serving(store: str | Path, log: Path, options: Sequence[str] = ()) -> Iterator[Server]:
     """Start `embedder serve` on a free port of this machine, wait until it is ready, and end it in the end."""
     port = free_port()
     began_s, url = time.perf_counter(), f"http://127.0.0.1:{port}"
     command = [*EMBEDDER, "serve", "--store", str(store), "--port", str(port), *options]
     with log.open("wb") as out:
-        output = {"stdout": out, "stderr": out}
-        process = subprocess.Popen(command, **output, cwd=checkout, env=environment(checkout), start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment(), start_new_session=True)
     try:
         while not is_ready(url):
             if process.poll() is not None or time.perf_counter() - began_s > START_TIMEOUT_S:
