@@ -140,7 +140,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def simulate(options: argparse.Namespace) -> None:
-    """Run stages on a simulated device, print a table, and the document."""
     config, figures = MODELS[options.model or "vit-l-14"](), SIMULATED[options.simulated]
     num_rows = options.batch_size or GPU_ROWS
     kernels_s = 1 / forward_rate(config, figures, num_rows, 1.0, 1)  # a first look at how long it will take
@@ -320,7 +319,6 @@ def run_stages(
 
 @contextmanager
 def memory_taken() -> Iterator[list[float]]:
-    """Samples of the part of the device's memory that is taken in the block, beside what was taken before."""
     shares: list[float] = []
     if not torch.cuda.is_available():
         yield shares

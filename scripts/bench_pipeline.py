@@ -140,7 +140,6 @@ def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
 
 
 def _least_cosine(who: str, a: np.ndarray, b: np.ndarray) -> float:
-    """The least cosine of rows of the same number; (N, E) each."""
     if a.shape != b.shape:
         raise UnequalVectorsError(f"{who}: shapes {a.shape} and {b.shape}")
     cosines = np.sum(a * b, axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
@@ -202,7 +201,6 @@ def contestants(task: Task, settings: Settings, options: argparse.Namespace, num
 
 
 def _processes(task: Task, settings: Settings, num_cores: int) -> dict[str, tuple[str, Task]]:
-    """Modules of this benchmark's own, and their tasks."""
     limit = replace(task, **settings["limit"])
     actor = replace(limit, num_threads=num_cores)
     return {
@@ -308,7 +306,6 @@ def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn
 
 
 def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> None:
-    """Print the table, then a line for each contestant."""
     print(f"\n{title}\n")
     limits, rows = [_rate_of(standings, "limit"), _rate_of(standings, "loop")], [HEADING]
     for name, standing in standings.items():
@@ -480,7 +477,6 @@ def workloads(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, Ta
 
 
 def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype: str) -> Task:
-    """Write the pairs, repeated up to the number asked for; the task of embedding them."""
     return Task(str(model), str(write_pairs(folder, num_items, pairs)), num_items, len(pairs), dtype)
 
 

@@ -64,7 +64,6 @@ def write_vectors(folder: Path, shape: str, num_images: int, dim: int) -> None:
 
 
 def exact_rows(images: np.ndarray, queries: np.ndarray, k: int = K) -> np.ndarray:
-    """The nearest images of each query, by brute force."""
     return faiss.knn(queries, np.ascontiguousarray(images), k, metric=faiss.METRIC_INNER_PRODUCT)[1]
 
 

@@ -94,7 +94,6 @@ class Clients:
         self._stop_s = self._began_s + seconds
 
     def run(self) -> None:
-        """Ask one query after another until the time is over."""
         connection = HTTPConnection(self._address.hostname or "", self._address.port, timeout=60)
         while True:
             number = next(self._numbers)
@@ -174,7 +173,6 @@ COLUMNS = {
 
 
 def run_step(what: str, *arguments: str) -> None:
-    """Search in this process, or be its clients; prints the figures as JSON."""
     if what == "search":
         print(json.dumps(search_here(arguments[0], int(arguments[1]))))
         return

@@ -135,7 +135,6 @@ class Victim:
             return subprocess.Popen(command, stdout=log, stderr=log, env=variables)
 
     def disturb(self, kill: Kill, rng: Random, typical_s: float) -> tuple[bool, int]:
-        """Run it and kill; says whether there was something to kill in time, and the exit code."""
         return self._strike(self.start(), kill, rng, typical_s, lambda pid: os.kill(pid, signal.SIGKILL))
 
     def _strike(
@@ -227,7 +226,6 @@ class Victim:
 
 
 def _stamps(store: Path, pattern: str) -> set[tuple[str, int]]:
-    """Files of the store, with the times of their last change."""
     found = set()
     for path in store.glob(pattern):
         with contextlib.suppress(OSError):

@@ -103,7 +103,6 @@ class NodeRound:
         return any(AT_WORK in title for title in titles) or bool(self.entries())
 
     def disturb(self, how: str, number: int, *seconds: float) -> None:
-        """Do to a node what a method of the cluster does."""
         self.what = " ".join([f"node {number} {HAPPENED[how]}", *(f"for {each:g} s" for each in seconds)])
         getattr(self.cluster, how)(number, *seconds)
 
@@ -134,7 +133,6 @@ class NodeRound:
         return sorted(path.stat().st_mtime for path in self.world.store(self.store).glob("runs/*/journal/*.json"))
 
     def report(self) -> dict[str, Any]:
-        """Return the last report in the store; empty where there is none."""
         found = sorted(self.world.store(self.store).glob("runs/*/report.json"))
         return json.loads(found[-1].read_text()) if found else {}
 
@@ -236,7 +234,6 @@ def _faults(each: NodeRound, kind: str, code: int | None, again: int | None) -> 
 
 
 def _refusal(each: NodeRound, code: int | None, log: Path) -> list[str]:
-    """Say what is wrong with the refusal of a store that the nodes don't share."""
     said = log.read_text(errors="replace")
     faults = [] if code == REFUSAL_CODE else [f"exit code {code} instead of {REFUSAL_CODE}"]
     faults += [] if "Traceback" not in said else ["a traceback"]
@@ -285,7 +282,6 @@ def run_rounds(
     world: World, cluster: NodeCluster, plan: Sequence[tuple[str, int]], known: Sequence[Outcome],
     options: argparse.Namespace,
 ) -> list[Outcome]:  # fmt: skip
-    """Make the rounds that are left; gives all that were planned."""
     done = {(each.kind, each.number): each for each in known if each.seed == options.seed}
     left = [key for key in plan if key not in done]
     if left and not (world.store("undisturbed") / "CURRENT.json").exists():
@@ -306,7 +302,6 @@ def run_rounds(
 
 
 def report(outcomes: Sequence[Outcome]) -> int:
-    """Print the table and the summary; gives the exit code."""
     extra = [vars(each) | {"num_events": len(each.events), "wrong": "; ".join(each.faults)} for each in outcomes]
     show(extra, COLUMNS)
     by_kind = {}

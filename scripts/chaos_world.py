@@ -136,7 +136,6 @@ Fingerprint = frozenset[tuple[str, int, str]]
 
 
 def fingerprint(rows: Any) -> Fingerprint:
-    """Tell a table's rows from those of other states."""
     return frozenset(zip(*(rows[name].to_pylist() for name in STATE_COLUMNS), strict=True))
 
 
@@ -200,7 +199,6 @@ class Poller:
         self._store = store
 
     def start(self) -> RepeatingThread:
-        """Poll in a thread until that is stopped."""
         every_s = 0.02 if isinstance(self._store, Path) else 1.0  # the bucket's server has one thread
         return RepeatingThread(every_s, self._try_to_poll, "reader")
 

@@ -142,7 +142,6 @@ class Trail:
         self._visit(f"{module}.{function}", set())
 
     def figures(self) -> dict[str, int]:
-        """Count the files, and the ways back."""
         at = {f"embedder.{name}": number for number, layer in enumerate(self.layers) for name in layer.split(" | ")}
         heights = [at.get(".".join(stop.split(".")[:2]), len(at)) for stop in self.stops]
         back = sum(after < before for before, after in pairwise(heights))

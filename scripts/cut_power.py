@@ -93,7 +93,6 @@ class Writer:
                 self.locked(lambda: vacuum(self.files, keep_days=0, keep_versions=2))
 
     def embed(self, chosen: Mapping[str, str], retired: list[str] | None = None) -> None:
-        """Publish rows, each in a part file of its own."""
         with write_lock(self.files):
             bind_store(self.files, INFO)
             finish_publication(self.files)

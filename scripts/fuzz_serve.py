@@ -65,7 +65,6 @@ def fuzz(asked: argparse.Namespace, url: str, parameters: str) -> bool:
 
 
 def statuses(url: str) -> dict[tuple[str, str], int]:
-    """Requests that the server has answered, by route and status."""
     text = answer_of(f"{url}/metrics").decode()
     return {(route, status): int(float(count)) for route, status, count in COUNT.findall(text)}
 

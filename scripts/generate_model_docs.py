@@ -63,7 +63,6 @@ def _source(model: PublishedModel) -> str:
 
 
 def _sizes(config: ModelConfig) -> list[str]:
-    """Image size, tokens of an image, the most of a caption, parameters."""
     image = ["", ""]
     if config.vision is not None:
         side = str(config.vision.side_px) if config.vision.patch_px is None else "own proportions"

@@ -173,7 +173,6 @@ class SimulatedGpu:
         self.spend(seconds * (self.figures.contended if is_contended else 1.0))
 
     def count_waits(self, times: DeviceTimes) -> None:
-        """Add what the device waited for before a batch."""
         with self._lock:
             self.waited_s["input"] += times.waited_input_s
             self.waited_s["copies"] += times.waited_copy_s
@@ -191,7 +190,6 @@ class SimulatedGpu:
         return {cause: waits[cause] / window_s for cause in CAUSES}
 
     def copy(self, num_bytes: int) -> None:
-        """Put a copy between host and device on the current stream."""
         self.current_stream().put(num_bytes / self.figures.link_bytes_per_s * self.slowness, self.now_s)
 
     def kernel_s(self, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> float:
@@ -252,7 +250,6 @@ class Launching(TorchDispatchMode):
             self._gpu.synchronize()
 
     def _result(self, func: Any, args: Any, kwargs: Any, on_device: list[torch.Tensor]) -> tuple[Any, float]:
-        """Result of an operation, and the seconds of its kernel."""
         key = (func, _look(args), _look(kwargs))
         known = self._gpu.known.get(key)
         if known is None:
@@ -325,7 +322,6 @@ class SimulatedCopies(OverlappedCopies):
 
     @property
     def _last_ended(self) -> Any:
-        """End of the last batch of any stage: they share the device."""
         return self._gpu.last_ended
 
     @_last_ended.setter
@@ -378,7 +374,6 @@ def shard_of_shapes(config: ModelConfig, spec: ShardSpec, dtype: str = "bfloat16
 
 
 def write_config(config: ModelConfig, folder: Path) -> Path:
-    """Write a model folder that has a configuration alone."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(config.to_json(), encoding="utf-8")
     return folder

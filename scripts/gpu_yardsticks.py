@@ -55,7 +55,6 @@ class Library:
 
 
 def make_library(tree: dict[str, Any], dtype: str, device: str) -> Library:
-    """The model of a `config.json` with random weights."""
     from transformers import AutoConfig, AutoModel
 
     config = AutoConfig.for_model(**tree)

@@ -117,7 +117,6 @@ def title(process: psutil.Process) -> str:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """End processes at once; those that have ended are left out."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -175,7 +174,6 @@ class Server:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of its processes, each shared page counted once (PSS)."""
         return int(self._total(lambda each: each.memory_full_info().pss))
 
 

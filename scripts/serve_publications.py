@@ -83,7 +83,6 @@ def main() -> None:
 
 
 def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[str, Any]:
-    """Ask and publish at the same time; gives the counts."""
     nights = Nights(folder)
     nights.publish(0)
     expected = dict([answers_now(nights)])
@@ -124,8 +123,6 @@ class Nights:
         self._other_model = make_model(folder / "other_model", VISION, TEXT)
 
     def five_publications(self) -> list[Callable[[], object]]:
-        """What is published while the clients ask, one after another."""
-
         def index() -> None:
             embedder.build_index(self._config(), kind="hnsw", force=True)
 
@@ -225,7 +222,6 @@ PURGED_IMAGES = [f"/items/{item_id(PURGED)}/image?size={size}" for size in SIZES
 
 
 def answers_now(nights: Nights) -> tuple[str, list[tuple[Hit, ...]]]:
-    """What is published, and what it answers to each text, as a store opened for this alone finds it."""
     store = embedder.open_store(nights.store)
     answers = [store.search(each, K) for each in TEXTS]
     return store.version, [tuple((hit.item_id, hit.caption or "", hit.score) for hit in hits) for hits in answers]
@@ -236,7 +232,6 @@ def is_served(url: str, version: str) -> bool:
 
 
 def traces_in(cache: Path, kept: list[bytes]) -> list[str]:
-    """Files of the cache that hold what was purged."""
     files = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
     if not files:
         return ["there is no cache to look into"]

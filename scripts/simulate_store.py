@@ -56,7 +56,6 @@ def find(seeds: range) -> tuple[int, list[tuple[int, tuple[str, ...]]]]:
 
 
 def batches(seed: int, num_schedules: int) -> list[range]:
-    """Ranges of seeds."""
     return [range(seed + at, seed + min(at + BATCH, num_schedules)) for at in range(0, num_schedules, BATCH)]
 
 
@@ -80,7 +79,6 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def show(seed: int, violations: tuple[str, ...]) -> None:
-    """Print a failing schedule and what is left of it."""
     print(f"seed {seed}: {'; '.join(violations[:3])}")
     print(f"    {schedules.to_json(schedule_of(seed))}")
     smaller = schedules.shrink(schedule_of(seed))
@@ -88,7 +86,6 @@ def show(seed: int, violations: tuple[str, ...]) -> None:
 
 
 def find_fault(asked: tuple[str, int, int]) -> tuple[int | None, float]:
-    """Plant a fault, in a process of its own; number of schedules until it is found, and seconds."""
     (name, seed, num_schedules), began_s = asked, time.monotonic()
     plant(name)
     for number in range(num_schedules):
@@ -98,7 +95,6 @@ def find_fault(asked: tuple[str, int, int]) -> tuple[int | None, float]:
 
 
 def find_all_faults(options: argparse.Namespace) -> int:
-    """Plant each fault, and print a table of how many schedules find it."""
     began_s = time.monotonic()
     prepare()
     context = multiprocessing.get_context("fork")

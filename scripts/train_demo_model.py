@@ -62,7 +62,6 @@ LOG_STEPS = 50
 
 
 def scaled(settings: TrainSettings, num_concepts: int, seed: int, share: float) -> TrainSettings:
-    """The settings for this data and seed, and for a share of the steps."""
     num_steps = max(1, round(settings.num_steps * share))
     warmup_steps = min(settings.warmup_steps, num_steps)
     changes = {"num_concepts": num_concepts, "seed": seed, "num_steps": num_steps, "warmup_steps": warmup_steps}
@@ -117,7 +116,6 @@ class Part:
     lengths: tuple[int, ...] = ()
 
     def trainings(self, name: str) -> dict[str, TrainSettings]:
-        """Settings of each training, by the name of its checkpoint."""
         if not self.lengths:
             return {name: self.settings}
         return {f"{name}-{steps}": self.settings.model_copy(update={"num_steps": steps}) for steps in self.lengths}

@@ -92,7 +92,6 @@ class NodeCluster:
         return self.address
 
     def add(self, number: int, cpus: float, ray: Sequence[str] = (), cores: float | None = None) -> None:
-        """Start one more node, or one anew that was killed."""
         self._start_node(number, cpus, [f"--address={self.address}", *ray], cores)
 
     def command(self, number: int, words: Sequence[str]) -> list[str]:
@@ -174,7 +173,6 @@ class NodeCluster:
 
     @property
     def switch(self) -> str:
-        """Name of the namespace that the nodes' links meet in."""
         return f"{self.name}-switch"
 
     @property
@@ -256,7 +254,6 @@ class NodeCluster:
             _ip(words)
 
     def _growth(self, num_nodes: int) -> Path:
-        """Configuration of Ray's autoscaler whose nodes are processes of the head's machine."""
         resources = {"CPU": 1, "object_store_memory": OBJECT_STORE_BYTES}
         worker = {"resources": resources, "min_workers": 0, "max_workers": num_nodes, "node_config": {}}
         provider = {

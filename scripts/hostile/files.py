@@ -39,7 +39,6 @@ HERE = [0]
 
 
 def dng(pixels_HW3: NDArray[np.uint8], *, orientation: int = 1, preview: bytes | None = None, **changed: Any) -> bytes:
-    """A DNG of an image as a sensor saw it."""
     wide = pixels_HW3.astype(np.uint16) * 257
     seen = wide[:, :, 1].copy()  # under a Bayer filter: red, green / green, blue
     seen[0::2, 0::2], seen[1::2, 1::2] = wide[0::2, 0::2, 0], wide[1::2, 1::2, 2]
@@ -117,7 +116,6 @@ def good_files() -> dict[str, bytes]:
 
 
 def encoded_images(images: list[Image.Image]) -> dict[str, bytes]:
-    """The images in every format that is embedded, and in some of its variants."""
     rgba = images[0]
     rgb, grey = rgba.convert("RGB"), rgba.convert("L")
     exif = Image.Exif()
@@ -255,7 +253,6 @@ def box(kind: bytes, content: bytes) -> bytes:
 
 
 def nest_boxes(kind: bytes, depth: int, head: bytes = b"") -> bytes:
-    """Boxes in boxes, each with nothing but its head before the next one."""
     size = 8 + len(head)
     return b"".join(struct.pack(">I4s", size * (depth - level), kind) + head for level in range(depth))
 

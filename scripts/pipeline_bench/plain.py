@@ -57,7 +57,6 @@ class Task:
 
     @staticmethod
     def from_command_line() -> "Task":
-        """The task that this process was started with, its last argument."""
         return Task(**json.loads(sys.argv[-1]))
 
     def to_json(self) -> str:
@@ -75,13 +74,11 @@ def note_finished(out: str | Path, num_items: int) -> None:
 
 
 def read_finished(out: Path) -> list[Event]:
-    """What all processes have noted, in the order of time."""
     lines = (out / FINISHED_FILE).read_text().splitlines()
     return sorted((float(time_s), int(number)) for time_s, number in map(str.split, lines))
 
 
 def write_vectors(out: str | Path, name: str, ids: Sequence[str], images: np.ndarray, texts: np.ndarray) -> None:
-    """Write one Parquet file of the results, with columns item_id, image_embedding and text_embedding."""
     folder = Path(out) / VECTORS_FOLDER
     folder.mkdir(exist_ok=True)
     vectors = {
@@ -156,7 +153,6 @@ def embed_batch(model: torch.nn.Module, batch: Batch) -> tuple[np.ndarray, np.nd
 
 
 def embed_all(task: Task, name: str, batches: Iterable[tuple[list[str], Batch]]) -> None:
-    """Embed batches of named pairs, and write their vectors into one file."""
     model = load_whole(task.model, task.dtype, task.num_threads)
     ids, images, texts = [], [], []
     for names, batch in batches:

@@ -188,7 +188,6 @@ class Checker:
         return held
 
     def _check_record(self, run_id: str, *, is_new: bool, num_items: int | None = None) -> str:
-        """Compare the record of a publication with what is published; gives its kind."""
         record = self.content(f"runs/{run_id}/published.json")
         if not record:
             self.fail(f"{run_id} is published and has no record")
@@ -282,7 +281,6 @@ class Change:
 
 
 def files_of(content: bytes | None) -> tuple[list[str], list[str]]:
-    """Part files that an entry of a log adds and removes."""
     actions = [json.loads(line) for line in (content or b"").decode().splitlines() if line.strip()]
     added, removed = ([each[kind]["path"] for each in actions if kind in each] for kind in ("add", "remove"))
     return added, removed
@@ -582,7 +580,6 @@ class TraceChecker:
         return is_sealed or is_own or is_withdrawn
 
     def _sealed_in(self, journal: str) -> set[str]:
-        """Entries that segments of a journal hold, made or under way."""
         maybe = (each for path, changes in self.open.items() if _SEGMENT.fullmatch(path) for each in changes)
         names = (json.loads(each.content or b"[]") for each in maybe if each.path.startswith(f"{journal}/"))
         return self.sealed.get(journal, set()).union(*names)
@@ -594,7 +591,6 @@ class TraceChecker:
         return "purged.json" in self.files or self.writers.get(path, {change.writer}) == {change.writer}
 
     def compare(self, there: Iterable[tuple[str, int]]) -> None:
-        """Compare the files that the trace leaves with those that are there."""
         found = {path: size for path, size in there if not is_unfinished(path)}
         for path, change in self.files.items():
             is_open = bool(self.open.get(path))

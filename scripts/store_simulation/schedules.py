@@ -53,7 +53,6 @@ def embed(
     files: StoreFiles, process: Process, items: Sequence[str], *, num_tasks: int = 1, retired: Sequence[str] = (),
     is_interim: bool = False, model: str = "",
 ) -> None:  # fmt: skip
-    """Embed items and publish them, as `embed` and `refresh` do."""
     process.notes["retired"] = set(retired)
     with write_lock(files):
         bind_store(files, INFO)
@@ -135,7 +134,6 @@ def keep_index(files: StoreFiles) -> IndexChoice:
 
 
 def read(files: StoreFiles, process: Process) -> None:
-    """Read what is published, and later read the same version again."""
     current = read_current(files)
     if current is None:
         return
@@ -255,7 +253,6 @@ def _process(
 
 
 def run_schedule(schedule: Schedule) -> Outcome:
-    """Run one schedule on a store of its own."""
     start, before = base(schedule.on_disk)
     checker = Checker(written=set(before.written), current=before.current, needed=before.needed)
     checker.states = dict(before.states)

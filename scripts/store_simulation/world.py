@@ -145,7 +145,6 @@ class World:
         return fault
 
     def kill(self, *, with_machine: bool = False) -> NoReturn:
-        """End the current process here, or all of them."""
         for each in self.processes:
             each.is_killed = each.is_killed or (not each.is_over and (with_machine or each is self.current))
         raise Killed
