@@ -55,17 +55,13 @@ def find(seeds: range) -> tuple[int, list[tuple[int, tuple[str, ...]]]]:
     return len(seeds), [each for each in found if each[1]]
 
 
-def batches(seed: int, num_schedules: int) -> list[range]:
-    return [range(seed + at, seed + min(at + BATCH, num_schedules)) for at in range(0, num_schedules, BATCH)]
-
-
 def simulate(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
     prepare(options.plant, marks=options.deletion_vectors)
     num_run, failing = 0, list[tuple[int, tuple[str, ...]]]()
-    context = multiprocessing.get_context("fork")
-    with context.Pool(options.processes) as pool:
-        for number, found in pool.imap(find, batches(options.seed, options.schedules)):
+    seeds = range(options.seed, options.seed + options.schedules)
+    with multiprocessing.get_context("fork").Pool(options.processes) as pool:
+        for number, found in pool.imap(find, (seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH))):
             num_run += number
             failing += found
             if found and options.plant:
@@ -97,18 +93,17 @@ def find_fault(asked: tuple[str, int, int]) -> tuple[int | None, float]:
 def find_all_faults(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
     prepare()
-    context = multiprocessing.get_context("fork")
-    with context.Pool(options.processes, maxtasksperchild=1) as pool:
+    survivors, num_run = [], 0
+    with multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as pool:
         asked = [(each.name, options.seed, options.schedules) for each in FAULTS]
         print("| fault | what the store does wrong | schedules until found | s |\n|---|---|---|---|")
-        answers = []
         for fault, (number, seconds) in zip(FAULTS, pool.imap(find_fault, asked), strict=True):
-            answers.append((number, seconds))
+            survivors += [fault.name] if number is None else []
+            num_run += number or options.schedules
             found = "NOT FOUND" if number is None else f"{number:,}"
             print(f"| {fault.name} | {fault.description} | {found} | {seconds:.1f} |", flush=True)
-    survivors = [fault.name for fault, (number, _) in zip(FAULTS, answers, strict=True) if number is None]
     result = {"faults": len(FAULTS), "survivors": survivors, "seconds": round(time.monotonic() - began_s, 2)}
-    print(json.dumps(result | {"schedules": sum(number or options.schedules for number, _ in answers)}))
+    print(json.dumps(result | {"schedules": num_run}))
     return 1 if survivors else 0
 
 
