@@ -203,7 +203,6 @@ def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict
     library = make_library(dict(PUBLISHED[title].config or {}), options.dtype, options.device)
     batches = BATCHES if options.device == "cuda" else (options.batch_size,)
     forward = forward_rates(library, batches, options.seconds / 4)
-    best = forward["eager"].get(forward["best_batch"])
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         root = Path(name).resolve()
         pairs = read_photographs(options.photographs, options.num_files) if options.photographs else shipped_pairs()
@@ -232,9 +231,8 @@ def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict
         figures = number(run["gpu_busy"], 2), number(run["watts"], 0), idle
         rows.append((f"{each} stages", number(run["rows_per_s"], 0), number(run["whole_rows_per_s"], 0), *figures))
     compiled = number(forward["compiled"], 0) if forward["compiled"] else f"not compiled ({forward['not_compiled']})"
-    print(
-        f"library's forward passes, batches of {forward['best_batch']}: {number(best, 0)} rows/s; compiled: {compiled}"
-    )
+    best = number(forward["eager"].get(forward["best_batch"]), 0)
+    print(f"library's forward passes, batches of {forward['best_batch']}: {best} rows/s; compiled: {compiled}")
     table([(*row, *["-"] * (len(rows[0]) - len(row))) for row in rows])
     return {"library": forward, "loop": loop, "from_files": runs}
 

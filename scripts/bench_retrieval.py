@@ -16,7 +16,6 @@ only measured again. The last line is one JSON document.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +32,7 @@ from vector_shapes import SHAPES, make_shape
 
 from embedder.retrieval.filters import RowFilter
 from embedder.retrieval.flat_index import ExactIndex
-from harness import MIB, CommandFailedError, environment, number, show, table
+from harness import MIB, CommandFailedError, json_of, number, show, table
 from index import constraints as index_constraints
 from index import faiss_build
 from index.build import build_index
@@ -48,6 +47,7 @@ NUM_ASKED, NUM_HELD_OUT, MOST_NEAREST = 4000, 512, 100
 MODEL = {"model_fingerprint": "hard vectors", "embeddings_version": 2}
 OURS, SMALL_MS = ("fastest", "small"), 2.0
 TIMEOUT_S = 1200.0
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LANCE_CPU_THREADS", "RAYON_NUM_THREADS"), "1")
 Find = Callable[[np.ndarray], np.ndarray]
 """Queries (Q, E) -> rows (Q, K)."""
 
@@ -100,26 +100,14 @@ def measure_peer(name: str, pythons: Sequence[str], folder: Path, k: int) -> dic
     """Measure a peer with the first interpreter that has it; or the reason why there is nothing to measure."""
     found: dict = {"design": PEERS[name].design, "reason": "no interpreter"}
     for python in pythons:
+        command = [python, Path(__file__).with_name("retrieval_peers.py"), name, folder, str(k)]
         try:
-            return run_json([python, Path(__file__).with_name("retrieval_peers.py"), name, folder, str(k)])
+            return json_of(command, TIMEOUT_S, **ONE_THREAD)
         except CommandFailedError as error:
             found["reason"] = str(error).splitlines()[-1]
         if "PackageNotFoundError" not in found["reason"]:
             break
     return found
-
-
-def run_json(command: Sequence[str | Path]) -> dict:
-    """Run a command on one thread; gives the JSON of its last line."""
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LANCE_CPU_THREADS", "RAYON_NUM_THREADS"), "1")
-    variables = environment() | single
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S, env=variables)
-    except subprocess.TimeoutExpired as error:
-        raise CommandFailedError(f"took longer than {TIMEOUT_S:.0f} s") from error
-    if done.returncode:
-        raise CommandFailedError(done.stderr.strip() or f"ended with exit code {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compare(folder: Path, k: int, arguments: argparse.Namespace) -> dict:
@@ -224,19 +212,13 @@ def compare_update(folder: Path) -> dict:
         queries=np.load(folder / "captions.npy"), **MODEL,
     )  # fmt: skip
     last = np.einsum("qe,qe->q", images[left[exact_rows(images[left], queries)[:, -1]]], queries)
-    found = {
-        "update_s": untuned_s(updated), "rebuild_s": untuned_s(rebuilt),
-        "times_faster": untuned_s(rebuilt) / untuned_s(updated),
-    }  # fmt: skip
+    found = {"update_s": untuned_s(updated), "rebuild_s": untuned_s(rebuilt)}
+    found["times_faster"] = found["rebuild_s"] / found["update_s"]
     for name, version in (("updated", versions[1]), ("rebuilt", versions[2])):
         index = open_index(version)
         rows = np.array(index.ids["item_id"].to_pylist()).astype(np.int64)[index.search(queries, K).rows]
         found[f"{name}_recall"] = recall_by_score(rows, images, queries, last)
-    print(
-        f"update {found['update_s']:.1f} s, rebuild {found['rebuild_s']:.1f} s: {found['times_faster']:.1f} times; "
-        f"recall@10 {found['updated_recall']:.3f} against {found['rebuilt_recall']:.3f}",
-        flush=True,
-    )
+    show([found], {name: f"{{{name}:.3f}}" for name in found})
     return found
 
 

@@ -118,6 +118,7 @@ class Clients:
 
 
 def ask_all(url: str, num_clients: int, seconds: float, first_text: int, rate: float | None) -> dict:
+    sys.setswitchinterval(0.0005)  # a thread that has its answer notes the time at once
     clients = Clients(url, seconds, first_text, rate)
     with ThreadPoolExecutor(num_clients) as threads:
         for running in [threads.submit(clients.run) for _ in range(num_clients)]:
@@ -147,8 +148,7 @@ def search_here(store: str, num_queries: int) -> dict:
     cpu_ms = 1e3 * (time.process_time() - cpu_s) / num_asked
     wall_s = time.perf_counter() - began_s
     times = []
-    for number in range(min(num_queries, MAX_SINGLE)):
-        text = texts[2 * FIRST_TEXT + number]
+    for text in [texts[2 * FIRST_TEXT + number] for number in range(min(num_queries, MAX_SINGLE))]:
         began = time.perf_counter()
         opened.search(text, K)
         times.append(1e3 * (time.perf_counter() - began))
@@ -172,19 +172,12 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def run_step(what: str, *arguments: str) -> None:
-    if what == "search":
-        print(json.dumps(search_here(arguments[0], int(arguments[1]))))
-        return
-    sys.setswitchinterval(0.0005)  # a thread that has its answer notes the time at once
-    url, num_clients, seconds, first_text, *rate = arguments
-    found = ask_all(url, int(num_clients), float(seconds), int(first_text), float(rate[0]) if rate else None)
-    print(json.dumps(found))
+STEPS = {"search": search_here, "ask": ask_all}
 
 
 def main() -> None:
-    if sys.argv[1:2] in (["search"], ["ask"]):  # one of its own processes
-        run_step(*sys.argv[1:])
+    if sys.argv[1:2] and sys.argv[1] in STEPS:  # one of its own processes
+        print(json.dumps(STEPS[sys.argv[1]](*map(json.loads, sys.argv[2:]))))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vectors", type=int, default=1_000_000, help="of a store that is made")
@@ -217,7 +210,7 @@ def stores(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, str
 
 def measure(name: str, store: str, folder: Path, options: argparse.Namespace) -> dict:
     """Measure one store: in process, at full load, and at half of what that sustained."""
-    process = json_of([sys.executable, __file__, "search", store, str(options.queries)], TIMEOUT_S)
+    process = run_step("search", store, options.queries)
     with serving(store, folder / "serve.log") as server:
         load(server, options, 0, seconds=WARM_UP_S)
         full = load(server, options, 1)
@@ -231,14 +224,16 @@ def measure(name: str, store: str, folder: Path, options: argparse.Namespace) ->
     }  # fmt: skip
 
 
+def run_step(name: str, *arguments: object) -> dict:
+    return json_of([sys.executable, __file__, name, *map(json.dumps, arguments)], TIMEOUT_S)
+
+
 def load(
     server: Server, options: argparse.Namespace, number: int, *, seconds: float | None = None, rate: float | None = None
 ) -> dict:
     """Let the clients ask; gives their figures, and the CPU that the service took for each answer."""
     before_s = server.cpu_s
-    arguments = [server.url, options.clients, seconds or options.seconds, number * TEXTS_PER_LOAD]
-    arguments += [] if rate is None else [rate]
-    found = json_of([sys.executable, __file__, "ask", *map(str, arguments)], TIMEOUT_S)
+    found = run_step("ask", server.url, options.clients, seconds or options.seconds, number * TEXTS_PER_LOAD, rate)
     return found | {"cpu_ms": 1e3 * (server.cpu_s - before_s) / max(found["num_answered"], 1)}
 
 

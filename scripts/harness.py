@@ -78,10 +78,15 @@ def run_watched(
     return Watched(started_s, wall_s, cpu_use, peak_memory.num_bytes, last_line)
 
 
-def json_of(command: Sequence[str | Path], timeout_s: float | None = None) -> dict:
+def json_of(command: Sequence[str | Path], timeout_s: float, **variables: str) -> dict:
     """Run a command that has to succeed; gives the JSON of the last line that it prints."""
-    options = {"stdout": subprocess.PIPE, "text": True, "env": environment(), "timeout": timeout_s}
-    done = subprocess.run(command, check=True, **options)
+    output = {"capture_output": True, "text": True, "env": environment() | variables}
+    try:
+        done = subprocess.run(command, check=False, timeout=timeout_s, **output)
+    except subprocess.TimeoutExpired as error:
+        raise CommandFailedError(f"took longer than {timeout_s:.0f} s") from error
+    if done.returncode:
+        raise CommandFailedError(done.stderr.strip() or f"ended with exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
