@@ -6,16 +6,10 @@
     python scripts/bench_gpu.py --device cpu --seconds 2       # shows on the demo's model that the script runs
     python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, on no GPU
 
-Yardsticks of a published model are the library's own forward passes at their best batch, eager and compiled, and a loop
-by hand (`DataLoader`, one worker a core) over files; beside it, `embedder embed` of the same files with each number of
-stages: rates, idle time by cause, how busy the driver says the GPU was, its power.
-
-Then rows that are random and made before, so that no decoding binds, beside the whole model in one shard whose input is
-on the device already. For each number of stages: rows/s on Ray from when all have computed to when the first has run
-dry; the part of that time in which none computed; and the most memory. What was not measured is a dash, or null.
-
-Simulated, launches take the interpreter's time, kernels and copies that of an H100; each number of stages has its rate
-and the planner's. The last line is one JSON document.
+docs/gpus-and-clusters.md says what is measured: what the library and a loop by hand do, runs from the same files, then
+random rows, so that no decoding binds, beside the whole model in one shard whose input is on the device already. For
+each number of stages: rows/s on Ray from when all have computed to when the first has run dry; the part of that time in
+which none computed; and the most memory. What was not measured is a dash, or null. The last line is one JSON document.
 """
 
 import argparse
@@ -239,23 +233,24 @@ def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict
 
 def make_rows(model: Model, num_rows: int) -> pa.Table:
     """Rows as decoding hands them on, with both sides that the model has."""
+    states = sample_inputs(model, num_rows)
+    if any(model.config.towers[side].sample_grids(state.lengths) is not None for side, state in states.items()):
+        raise SystemExit(f"{model.folder}: images of any shape aren't measured; name a model of square ones")
+    return rows_of(states, num_rows)
+
+
+def sample_inputs(model: Model, num_rows: int, device: str = "cpu") -> dict[str, TowerState]:
     states = {}
     for side, tower in model.config.towers.items():
         lengths = tower.sample_lengths(num_rows, CAPTION_TOKENS)
-        if tower.sample_grids(lengths) is not None:
-            raise SystemExit(f"{model.folder}: images of any shape aren't measured; name a model of square ones")
-        states[side] = TowerState(tower.sample_input(lengths), lengths)
-    return rows_of(states, num_rows)
+        states[side] = TowerState(tower.sample_input(lengths).to(device), lengths)
+    return states
 
 
 def unsplit_rate(model: Model, options: argparse.Namespace) -> float:
     """Rows a second of the whole model in one shard, whose input is on the device."""
     shard = load_shard(model.folder, whole_model(model.config), dtype=options.dtype, device=options.device)
-    states = dict.fromkeys(INPUTS, None) | {
-        side: TowerState(tower.sample_input(lengths).to(options.device), lengths)
-        for side, tower in model.config.towers.items()
-        if len(lengths := tower.sample_lengths(options.batch_size, CAPTION_TOKENS))
-    }
+    states = dict.fromkeys(INPUTS, None) | sample_inputs(model, options.batch_size, options.device)
     costs = group_costs(model.config, [torch.cuda.get_device_name()]) if options.device == "cuda" else ()
     arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(costs))
     arranged = arranged.move_to(lambda values: values.to(options.device))

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import embedder
-from corpus import DEMO_MODEL, Pair, make_model, read_photographs, shipped_pairs, write_pairs
+from corpus import DEMO_MODEL, make_model, read_photographs, shipped_pairs, write_pairs
 from embedder.placement import hardware
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import read_entries
@@ -128,14 +128,10 @@ def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
     least = {}
     for name, other in vectors.items():
         if other.ids != reference.ids:
-            missing = len(set(reference.ids) - set(other.ids))
-            raise UnequalVectorsError(
-                f"{name}: {len(other.ids)} items, {missing} of the {len(reference.ids)} of {first} are missing"
-            )
-        least[name] = min(
-            _least_cosine(f"{name} against {first}, {side}", *(vars(each)[side] for each in (reference, other)))
-            for side in ("images", "texts")
-        )
+            missing = f"{len(set(reference.ids) - set(other.ids))} of the {len(reference.ids)} of {first} are missing"
+            raise UnequalVectorsError(f"{name}: {len(other.ids)} items, {missing}")
+        pairs = {"images": (reference.images, other.images), "texts": (reference.texts, other.texts)}
+        least[name] = min(_least_cosine(f"{name} against {first}, {side}", *pair) for side, pair in pairs.items())
     return least
 
 
@@ -151,9 +147,8 @@ def _least_cosine(who: str, a: np.ndarray, b: np.ndarray) -> float:
     differs = np.linalg.norm(neighbours - a, axis=1) > 0
     stray = (np.linalg.norm(b - neighbours, axis=1) < np.linalg.norm(b - a, axis=1)) & differs
     if stray.any():
-        raise UnequalVectorsError(
-            f"{who}: row {int(stray.argmax())} is nearer to another item's vector than to its own: is the order kept?"
-        )
+        row = int(stray.argmax())
+        raise UnequalVectorsError(f"{who}: row {row} is nearer to another item's vector than to its own (order?)")
     return least
 
 
@@ -184,8 +179,7 @@ class Contestant:
 
 def contestants(task: Task, settings: Settings, options: argparse.Namespace, num_cores: int) -> list[Contestant]:
     """The chosen ones, in the order of `NAMES`; the first is what the others' vectors are compared with."""
-    processes = _processes(task, settings, num_cores)
-    chosen = []
+    processes, chosen = _processes(task, settings, num_cores), []
     for key, name in NAMES.items():
         if key not in options.only.split(",") or (key == "daft" and options.daft is None):
             continue
@@ -194,9 +188,8 @@ def contestants(task: Task, settings: Settings, options: argparse.Namespace, num
             chosen.append(Contestant(name, _process_command(*processes[key], python)))
             continue
         command = _pipeline_command(task, *PIPELINES[key], options.set)
-        chosen.append(Contestant(name, command, has_store=True))
-        for checkout in options.beside:
-            chosen.append(Contestant(f"{name} of {checkout.name}", command, has_store=True, checkout=checkout))
+        names = {name: None} | {f"{name} of {checkout.name}": checkout for checkout in options.beside}
+        chosen += [Contestant(each, command, has_store=True, checkout=checkout) for each, checkout in names.items()]
     return chosen
 
 
@@ -219,9 +212,7 @@ def _process_command(module: str, task: Task, python: str) -> Callable[[Path], S
     return lambda out: [python, "-m", f"pipeline_bench.{module}", *way, replace(task, out=str(out)).to_json()]
 
 
-def _pipeline_command(
-    task: Task, engine: str, num_stages: int, others: Sequence[str]
-) -> Callable[[Path], Sequence[str]]:
+def _pipeline_command(task: Task, engine: str, num_stages: int, others: list[str]) -> Callable[[Path], Sequence[str]]:
     settings = [text for option in (f"num_stages={num_stages}", *others) for text in ("--set", option)]
     fixed = ["--model", task.model, "--engine", engine, "--dtype", task.dtype, *settings, "--json"]
     return lambda out: [*EMBEDDER, "embed", task.items, "--store", str(out / "store"), *fixed]
@@ -330,15 +321,10 @@ def paired_ratios(
         By the name of the other checkout's and by figure: the median of this one's value over the other's in the same
         round, the least and the largest; the window's rate, CPU of an item, seconds to the first item.
     """
-    pairs = {
-        other.name: (other.name.removesuffix(f" of {other.checkout.name}"), other.name)
-        for other in contestants
-        if other.checkout is not None
-    }
     found: dict[str, dict[str, tuple[float, ...]]] = {}
-    for title, (name, other_name) in pairs.items():
-        turns = list(zip(standings[name].turns, standings[other_name].turns, strict=True))
-        found[title] = {}
+    for title, checkout in ((other.name, other.checkout) for other in contestants if other.checkout is not None):
+        own = standings[title.removesuffix(f" of {checkout.name}")]
+        turns, found[title] = list(zip(own.turns, standings[title].turns, strict=True)), {}
         for figure in ("items_per_s", "cpu_ms", "first_s"):
             values = [(getattr(one, figure), getattr(two, figure)) for one, two in turns]
             if all(one and two for one, two in values):
@@ -441,10 +427,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", help="of all but `Ray Data, fp32`")
     parser.add_argument("--only", default=",".join(DEFAULT_KEYS), help=f"contestants: {', '.join(NAMES)}")
     parser.add_argument("--daft", metavar="PYTHON", help="interpreter that has daft, torch, timm, transformers, pillow")
-    parser.add_argument(
-        "--beside", type=Path, action="append", default=[], metavar="DIR",
-        help="another checkout, whose pipeline takes part",
-    )  # fmt: skip
+    parser.add_argument("--beside", type=Path, action="append", default=[], metavar="DIR", help="another checkout")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the pipeline's own runs")
     parser.add_argument("--no-tuning", dest="tune", action="store_false", help="run with plausible numbers of threads")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one contestant's run")
@@ -454,30 +437,25 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     unknown = set(options.only.split(",")) - set(NAMES) | set(options.models.split(",")) - set(MODELS)
     if unknown:
-        names = f"--only takes {', '.join(NAMES)}; --models {', '.join(MODELS)}"
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; {names}")
+        known = f"--only takes {', '.join(NAMES)}; --models {', '.join(MODELS)}"
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; {known}")
     return options
 
 
 def workloads(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, Task]]:
     """Models with their items, made one at a time, by name."""
     models = options.models.split(",")
-    if options.photographs == PHOTOGRAPHS and not PHOTOGRAPHS.is_dir():
-        left_out = [name for name in models if name != "small"]
-        models = [name for name in models if name == "small"]
-        if left_out:
-            print(f"no photographs: give a folder with --photographs; left out: {', '.join(left_out)}", flush=True)
-    if "vit-s" in models:
+    if "vit-s" in models and options.photographs == PHOTOGRAPHS and not PHOTOGRAPHS.is_dir():
+        print("no photographs: give a folder with --photographs; left out: vit-s", flush=True)
+    elif "vit-s" in models:
         model = make_model(root / "vit-s-model", VIT_S, TEXT_BASE)
         pairs = read_photographs(options.photographs, options.num_photographs)
-        yield "vit-s", task_of(model, root / "photographs", options.num_photographs, pairs, options.dtype)
+        items = write_pairs(root / "photographs", options.num_photographs, pairs)
+        yield "vit-s", Task(str(model), str(items), options.num_photographs, len(pairs), options.dtype)
     if "small" in models:
         pairs = shipped_pairs()[: options.num_emoji]
-        yield "small", task_of(DEMO_MODEL, root / "emoji", options.num_emoji, pairs, options.dtype)
-
-
-def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype: str) -> Task:
-    return Task(str(model), str(write_pairs(folder, num_items, pairs)), num_items, len(pairs), dtype)
+        items = write_pairs(root / "emoji", options.num_emoji, pairs)
+        yield "small", Task(str(DEMO_MODEL), str(items), options.num_emoji, len(pairs), options.dtype)
 
 
 def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:

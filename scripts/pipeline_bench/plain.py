@@ -81,11 +81,8 @@ def read_finished(out: Path) -> list[Event]:
 def write_vectors(out: str | Path, name: str, ids: Sequence[str], images: np.ndarray, texts: np.ndarray) -> None:
     folder = Path(out) / VECTORS_FOLDER
     folder.mkdir(exist_ok=True)
-    vectors = {
-        side: pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1])
-        for side, values in zip(SIDES, (images, texts), strict=True)
-    }
-    table = pa.table({"item_id": list(ids)} | vectors)
+    flat = [pa.FixedSizeListArray.from_arrays(np.ravel(each), each.shape[1]) for each in (images, texts)]
+    table = pa.table([pa.array(ids), *flat], ["item_id", *SIDES])
     pq.write_table(table, folder / f"{name}.parquet", use_dictionary=["item_id"])
 
 
@@ -129,8 +126,9 @@ def decoder_of(model: str) -> PlainDecoder:
     return PlainDecoder(model)
 
 
-def as_batch(pairs: Sequence[Pair]) -> Batch:
-    return packed_batch(np.stack([pixels for pixels, _ in pairs]), [ids for _, ids in pairs])
+def as_batch(pairs: Iterable[Pair]) -> Batch:
+    pixels, token_ids = zip(*pairs, strict=True)
+    return packed_batch(np.stack(pixels), token_ids)
 
 
 def packed_batch(pixels: np.ndarray, token_ids: Sequence[np.ndarray]) -> Batch:
@@ -166,7 +164,7 @@ def embed_all(task: Task, name: str, batches: Iterable[tuple[list[str], Batch]])
 
 
 def decode_batch(images: list[Path], *, model: str) -> tuple[list[str], Batch]:
-    return [image.name for image in images], as_batch([decoder_of(model)(image) for image in images])
+    return [image.name for image in images], as_batch(map(decoder_of(model), images))
 
 
 def run_loop(task: Task, images: list[Path]) -> None:
@@ -177,14 +175,9 @@ def run_loop(task: Task, images: list[Path]) -> None:
     embed_all(task, "all", loader)
 
 
-def decoded(task: Task, num_pairs: int) -> list[Pair]:
-    decode = PlainDecoder(task.model)
-    return [decode(image) for image in task.images()[:num_pairs]]
-
-
 def run_limit(task: Task) -> int:
     """Embed all pairs, decoded before, in `num_workers` processes; gives the exit code."""
-    pairs = decoded(task, task.num_distinct)
+    pairs = list(map(PlainDecoder(task.model), task.images()[: task.num_distinct]))
     children = []
     for number in range(1, task.num_workers):
         pid = os.fork()  # before this process has started any thread of torch
