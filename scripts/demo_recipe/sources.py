@@ -81,11 +81,8 @@ def read_drawings(data: Path, styles: tuple[str, ...], concepts: list[Concept], 
         rows = [row for table in tables for row in table.to_pylist() if row["hexcode"] in places]
         with SandboxedDecoder() as sandbox:
             pixels = np.stack([sandbox.image(row["image"], resize) for row in rows])
-        found = {
-            "concepts": [places[row["hexcode"]] for row in rows],
-            "keys": [item_key(row["item_id"]) for row in rows],
-        }
-        np.savez(cache, pixels=pixels, **found)
+        known, keys = zip(*((places[row["hexcode"]], item_key(row["item_id"])) for row in rows), strict=True)
+        np.savez(cache, pixels=pixels, concepts=known, keys=keys)
     arrays = np.load(cache)
     return Drawings(*(torch.from_numpy(arrays[field]) for field in FIELDS))
 
@@ -250,7 +247,6 @@ def png_of(source: bytes) -> bytes:
 
         source = bytes(svg_to_bytes(svg_string=source.decode(), width=2 * SIDE_PX, height=2 * SIDE_PX))
     with Image.open(io.BytesIO(source)) as opened:
-        opened.load()
         image = opened.convert("RGBA")
     white = Image.new("RGBA", image.size, "white")
     small = Image.alpha_composite(white, image).convert("RGB").resize((SIDE_PX, SIDE_PX), Image.Resampling.LANCZOS)
@@ -380,11 +376,7 @@ def weights_of(concepts: list[Concept], places: dict[str, int]) -> tuple[list[st
                 own[word] = max(own.get(word, 0.0), WEIGHTS[kind])
         said.append(own)
     known = sorted({word for own in said for word in own})
-    columns = {word: column for column, word in enumerate(known)}
-    weights = np.zeros((len(concepts), len(known)), np.float32)
-    for row, own in enumerate(said):
-        for word, weight in own.items():
-            weights[row, columns[word]] = weight
+    weights = np.array([[own.get(word, 0.0) for word in known] for own in said], np.float32)
     rarity = np.log1p(len(concepts) / (weights > 0).sum(0))
     return known, (weights * (rarity / max(rarity.max(initial=0), 1e-9)) ** RARITY).astype(np.float32)
 
