@@ -14,7 +14,7 @@ from PIL import Image
 from published_rows import delta_rows
 
 import embedder
-from corpus import encode, make_model, write_clip, write_config
+from corpus import encode, make_model, write_clip
 from embedder.errors import StoreError
 from embedder.store.environment import RepeatingThread
 from embedder.store.files import StoreFiles
@@ -76,17 +76,18 @@ class World:
             make_model(self.root / name, vision | {"image_size": vision["image_size"] + number * 8}, TEXT)
 
     def config_file(self, store: str, engine: str, **settings: object) -> Path:
-        path, settings = self.root / f"{store}-{engine}.toml", RUN_SETTINGS | {"engine": engine} | settings
-        write_config(path, self.root / "model", self.store(store), self.source, **settings)
-        if self.has_step:
-            path.write_text(f"{path.read_text()}\n{STEP}")
-        if not self.further:
-            return path
-        models = [{"uri": str(self.root / "model")}]
-        models += [{"name": name, "uri": str(self.root / name)} for name in self.further]
-        _, _, others = path.read_text().partition("\n")  # its first line is the model
-        tables = ["\n".join(["[[model]]", *(f"{key} = {json.dumps(each[key])}" for key in each)]) for each in models]
-        path.write_text("\n".join([others, *tables, ""]))
+        path, model = self.root / f"{store}-{engine}.toml", str(self.root / "model")
+        values = {"store": str(self.store(store)), "engine": engine} | RUN_SETTINGS | settings
+        tables: list[tuple[str, dict[str, str]]] = [("source", {"path": str(self.source)})]
+        if self.further:
+            tables += [("model", {"uri": model})]
+            tables += [("model", {"name": name, "uri": str(self.root / name)}) for name in self.further]
+        else:
+            values["model"] = model
+        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        for name, own in tables:
+            lines += [f"[[{name}]]", *(f"{key} = {json.dumps(value)}" for key, value in own.items())]
+        path.write_text("\n".join([*lines, STEP if self.has_step else ""]))
         return path
 
     def store(self, name: str) -> Path | str:
