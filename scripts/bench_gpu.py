@@ -207,13 +207,10 @@ def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict
         del library
         if options.device == "cuda":
             torch.cuda.empty_cache()
-        runs = {
-            each: run_from_files(
-                model, items, root / each, int(each), dtype=options.dtype, device=options.device,
-                compile_=options.compile, timeout_s=PATIENCE_S + 6 * options.seconds + options.num_files / 50,
-            )
-            for each in options.stages.split(",")
-        }  # fmt: skip
+        chosen = {"dtype": options.dtype, "device": options.device, "compile_": options.compile}
+        chosen["timeout_s"] = PATIENCE_S + 6 * options.seconds + options.num_files / 50
+        numbers = options.stages.split(",")
+        runs = {each: run_from_files(model, items, root / each, int(each), **chosen) for each in numbers}
     rows: list[tuple[str, ...]] = [("from files", "rows/s", "with start-up", "GPU busy", "watts", "idle by cause")]
     rows.append(("loop by hand", number(loop["rows_per_s"], 0), number(options.num_files / loop["whole_s"], 0)))
     for each, run in runs.items():
@@ -293,11 +290,8 @@ def run_stages(
     calls: dict[str, list[Call]] = {}
     plan = make_plan(config.compute, model)
     store_bytes = ray_store_bytes(config.batch_size, model, plan, settings_of(config.compute.devices, model.config))
-    with (
-        fast_start(config.fast_start),
-        ray_session(None, PATIENCE_S, store_bytes) as available,
-        memory_taken() as shares,
-    ):
+    session = ray_session(None, PATIENCE_S, store_bytes)
+    with fast_start(config.fast_start), session as available, memory_taken() as shares:
         allocation = allocate(config.compute, available, plan.stages)
         dataset = ray.data.range(num_blocks, override_num_blocks=num_blocks).map_batches(
             lambda _, rows=rows: rows, batch_format="pyarrow", batch_size=None, num_cpus=allocation.decode_cpus

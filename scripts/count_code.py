@@ -27,12 +27,7 @@ BELOW_INGEST = (
     "media", "store", "storage", "compat", "process",
 )  # fmt: skip
 LONG_LINES = 40
-COLUMNS = {
-    "checkout": "{checkout}",
-    **{name: f"{{{name}:,}}" for name in PACKAGES},
-    "plug-ins": "{plug-ins:,}",
-    "all": "{all:,}",
-}
+COLUMNS = {"checkout": "{checkout}"} | {name: f"{{{name}:,}}" for name in (*PACKAGES, "plug-ins", "all")}
 COLUMNS |= {"longest file": "{longest}", "of the first": "{ratio:.3f}"}
 FIGURES = ("files", "in circles", "RunConfig below ingest", "functions over 40 lines", "class names twice")
 STRUCTURE = {name: f"{{{name}}}" for name in ("checkout", *FIGURES, "file names twice")}
@@ -156,9 +151,8 @@ class Trail:
         if not isinstance(node, ast.ClassDef):
             return False
         fields = {each.target.id: each.annotation for each in node.body if isinstance(each, ast.AnnAssign)}
-        fields |= {
-            each.arg: each.annotation for each in _parameters(self.defined.get(f"{name}.__init__", (0, node))[1])
-        }
+        made_by = self.defined.get(f"{name}.__init__", (module, node))[1]
+        fields |= {each.arg: each.annotation for each in _parameters(made_by)}
         found = {each for each, kind in fields.items() if self._types(module, [kind]) & (self.whole | self.holders)}
         self.fields |= found
         return bool(found)

@@ -463,21 +463,15 @@ def simulate_stages(
     costs = group_costs(config, [figures.name])
     specs = [stage.spec for stage in plan_shards(config, num_stages, dtype=DTYPE).stages]
     settings = {"batch_sizes": (num_rows,), "group_costs": tuple(costs)}
-    stages = [
-        SimulatedStage(StageSpec(index, str(folder), spec, DTYPE, "meta", 1, **settings), gpu).load()
-        for index, spec in enumerate(specs)
-    ]
+    specs = [StageSpec(index, str(folder), each, DTYPE, "meta", 1, **settings) for index, each in enumerate(specs)]
+    stages = [SimulatedStage(each, gpu).load() for each in specs]
     num_filling = calls_at_once * num_stages
     queues = [Queue[pa.Table | None](calls_at_once) for _ in range(num_stages)]
     done = Queue[pa.Table | None]()
-    workers = [
-        threading.Thread(target=_work, args=(stage, gpu, own, after), daemon=True)
-        for stage, own, after in zip(stages, queues, [*queues[1:], done], strict=True)
-        for _ in range(calls_at_once)
-    ]
     with fused_attention(gpu):
-        for worker in workers:
-            worker.start()
+        for stage, own, after in zip(stages, queues, [*queues[1:], done], strict=True):
+            for _ in range(calls_at_once):
+                threading.Thread(target=_work, args=(stage, gpu, own, after), daemon=True).start()
         block = rows_of(sample_states(config, num_rows), num_rows)
         fed = [block] * (num_blocks + 2 * num_filling)
         threading.Thread(target=lambda: [*map(queues[0].put, fed)], daemon=True).start()

@@ -267,11 +267,9 @@ def is_of_its_version(answer: Answer, expected: dict[str, list[tuple[Hit, ...]]]
     if answer.text is None:
         return True
     # Two hits that score alike may have changed places.
-    is_same = [
-        abs(found[2] - hit[2]) < (1e-4 if found[0] == hit[0] else 1e-6)
-        for found, hit in zip(answer.hits, wanted[answer.text], strict=False)
-    ]
-    return all(is_same) and len(answer.hits) == len(wanted[answer.text])
+    pairs = zip(answer.hits, wanted[answer.text], strict=False)
+    is_same = all(abs(found[2] - hit[2]) < (1e-4 if found[0] == hit[0] else 1e-6) for found, hit in pairs)
+    return is_same and len(answer.hits) == len(wanted[answer.text])
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ either uses, and in how the images are spread.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from corpus import unit
 
 _BLOCK = 65_536
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+"""Draws a map of vectors of a width; (E, E)."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,8 @@ def _power(rng: np.random.Generator, dim: int, exponent: float = 0.5) -> np.ndar
     return (strengths[:, None] / np.linalg.norm(strengths) * basis).astype(np.float32)
 
 
-def _low_rank(rng: np.random.Generator, dim: int, rank: int) -> np.ndarray:
-    chosen = np.zeros((dim, dim), np.float32)
+def _low_rank(rng: np.random.Generator, dim: int, most: int = 24) -> np.ndarray:
+    chosen, rank = np.zeros((dim, dim), np.float32), min(most, dim)
     chosen[:rank] = rng.standard_normal((rank, dim)) / np.sqrt(rank * dim)
     return chosen
 
@@ -91,16 +94,11 @@ def _linear(matrix: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return lambda values: values @ matrix
 
 
-def _of(
-    meaning: Callable[[np.random.Generator, int], np.ndarray],
-    look: Callable[[np.random.Generator, int], np.ndarray],
-    spread: Callable[[np.random.Generator, int], Callable[..., np.ndarray]] = _centred,
-    **others: float,
-) -> Callable[[np.random.Generator, int], Shape]:
+def _of(meaning: Draw, look: Draw, spread: Callable[..., Any] = _centred, **others: float) -> Callable[..., Shape]:
     return lambda rng, dim: Shape(_linear(meaning(rng, dim)), _linear(look(rng, dim)), spread(rng, dim), **others)
 
 
-def _waved(exponent: float, **others: float) -> Callable[[np.random.Generator, int], Shape]:
+def _waved(exponent: float, **others: float) -> Callable[..., Shape]:
     """Return a maker whose look is a nonlinear map: the sine between two linear ones."""
 
     def make(rng: np.random.Generator, dim: int) -> Shape:
@@ -123,9 +121,7 @@ def _ordered(rng: np.random.Generator, dim: int) -> np.ndarray:
 
 
 SHAPES: dict[str, Callable[[np.random.Generator, int], Shape]] = {
-    "few directions": _of(
-        lambda rng, dim: _low_rank(rng, dim, min(24, dim)), lambda rng, dim: _low_rank(rng, dim, dim)
-    ),
+    "few directions": _of(_low_rank, lambda rng, dim: _low_rank(rng, dim, dim)),
     "all directions": _of(_power, _power),
     "nonlinear look": _waved(0.75, caption_noise=1.0, gap=0.2),
     "sharp look": _waved(1.0, look_strength=4.0),

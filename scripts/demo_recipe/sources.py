@@ -200,10 +200,8 @@ def rows_of(style: str, package: Package, tarball: Path, concepts: list[Concept]
         for hexcode, source in _by_code(tar, package, concepts) if package.drawings else _by_name(tar, concepts):
             if hexcode is not None and hexcode not in found:
                 found[hexcode] = png_of(source)
-    return [
-        {"item_id": f"{style}/{hexcode.lower()}", "style": style, "hexcode": hexcode, "image": found[hexcode]}
-        for hexcode in sorted(found)
-    ]
+    codes = [(hexcode, {"item_id": f"{style}/{hexcode.lower()}", "style": style}) for hexcode in sorted(found)]
+    return [row | {"hexcode": hexcode, "image": found[hexcode]} for hexcode, row in codes]
 
 
 def _by_code(tar: tarfile.TarFile, package: Package, concepts: list[Concept]) -> Drawn:
@@ -220,9 +218,8 @@ def _by_name(tar: tarfile.TarFile, concepts: list[Concept]) -> Drawn:
     file = tar.extractfile("package/icons.json")
     icons = json.load(file) if file else {}
     drawings, known = icons.get("icons", {}), names_of(concepts)
-    names = {name: name for name in drawings} | {
-        name: alias["parent"] for name, alias in icons.get("aliases", {}).items() if set(alias) == {"parent"}
-    }
+    aliases = {name: each["parent"] for name, each in icons.get("aliases", {}).items() if set(each) == {"parent"}}
+    names = {name: name for name in drawings} | aliases
     for pattern in ("", r"-\d$"):
         for name, drawing in names.items():
             if drawing in drawings:

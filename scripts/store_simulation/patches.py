@@ -266,10 +266,8 @@ class PlantedFault(NamedTuple):
     new: str  # what stands in its place
 
 
-FAULTS = tuple(
-    PlantedFault(name, **each)
-    for name, each in tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8")).items()
-)
+_TOLD = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))
+FAULTS = tuple(PlantedFault(name, **each) for name, each in _TOLD.items())
 
 
 def plant(name: str) -> None:

@@ -396,16 +396,13 @@ def _check_history(files: StoreFiles, process: Process, checker: Checker) -> Non
 
 def _check_leftovers(checker: Checker, backend: Any) -> None:
     """After a vacuum of one version every part file, index, list and unfinished file is one that something needs."""
-    newest = {
-        f"{folder}{table}/{path}"
-        for folder in ("", "models/second/")
-        for table in ("items", "embeddings")
-        for path in checker.newest_paths(f"{folder}{table}", _paths(backend))
-    }
+    paths = _paths(backend)
+    tables = [f"{folder}{table}" for folder in ("", "models/second/") for table in ("items", "embeddings")]
+    newest = {f"{table}/{path}" for table in tables for path in checker.newest_paths(table, paths)}
     current = checker.current or {}
     record = json.loads(checker.content(f"runs/{current.get('run_id')}/published.json") or b"{}")
     indexes = {current.get("index"), *map(int, record.get("past_indexes", ()))}
-    for path in _paths(backend):
+    for path in paths:
         first = path.split("/")[0]
         is_table = "/_delta_log/" not in path and first in ("items", "embeddings")
         if (is_table and path not in checker.needed and path not in newest) or is_unfinished(path):
@@ -446,10 +443,8 @@ def draw(random: Random) -> Schedule:
     else:
         kind = random.choice(("lost", "late", "repeated", "refused", "lag"))
         second = _place(random, operations[0])
-        faults = [
-            Fault(0, first, kind, _pause(random, operations[1])),
-            Fault(0, second, "pause", _pause(random, operations[1])),
-        ]
+        faults = [Fault(0, first, kind, _pause(random, operations[1]))]
+        faults.append(Fault(0, second, "pause", _pause(random, operations[1])))
     if random.random() < 0.25:
         kind = random.choice(("pause", "pause", "kill", "kill after", "lost", "late", "repeated", "refused", "lag"))
         number = random.randrange(num)
