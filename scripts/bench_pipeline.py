@@ -12,8 +12,7 @@ with its caption. All contestants get the same files, weights, dtype and cores, 
 medians of the rounds. Vectors must be equal (cosine >= 0.999, none nearer to another item's), else there is no table.
 
 items/s is steady: items finished between the first quarter of all and the third. `first s` and `whole s` count from the
-command's start, with imports, to what was written or published. CPU is that of all processes. The limit is forward
-passes alone, the loop has found its own best numbers of threads and workers. The last line is one JSON document.
+command's start, with imports, to what was written or published. The last line is one JSON document.
 """
 
 import argparse
@@ -287,13 +286,11 @@ def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn
         finished, vectors = read_finished(out), read_files(out)
     shutil.rmtree(out)
     window = steady_window(finished)
-    cpu_s = watched.cpu_use.between(window.start_s, window.stop_s) if window else 0.0
-    turn = Turn(
-        items_per_s=window.items_per_s if window else None, cpu_ms=1e3 * cpu_s / window.num_items if window else None,
-        cores=cpu_s / (window.stop_s - window.start_s) if window else None, first_s=finished[0][0] - watched.started_s,
-        whole_s=watched.wall_s, peak_bytes=watched.peak_bytes,
-    )  # fmt: skip
-    return turn, vectors
+    steady: tuple[float | None, ...] = (None, None, None)
+    if window is not None:
+        cpu_s, seconds = watched.cpu_use.between(window.start_s, window.stop_s), window.stop_s - window.start_s
+        steady = window.items_per_s, 1e3 * cpu_s / window.num_items, cpu_s / seconds
+    return Turn(*steady, finished[0][0] - watched.started_s, watched.wall_s, watched.peak_bytes), vectors
 
 
 def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> None:

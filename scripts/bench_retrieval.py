@@ -5,12 +5,10 @@
     python scripts/bench_retrieval.py 200000 --peers PYTHON --shapes "all directions" matryoshka --only lorann scann
     python scripts/bench_retrieval.py 1000000 --changes                 # also updates and filters: half an hour
 
-On these vectors an index that was tuned with images fails captions, which people search with: all are measured with
-captions that none has seen, asked one at a time and in batches, on one core; times are of its CPU. Recall is by score:
-a row that is as near as the k-th of exact search counts. Figures at a recall are read off a curve over search efforts,
-between the nearest two. Ours is measured before and after the others, and its mean counts. `fastest` is what is built
-where exact search isn't fast enough by itself, `small` what keeps 2 ms. With --folder, what was made there is kept, and
-only measured again. The last line is one JSON document.
+docs/index-building.md says what is measured, and how. Recall is by score: a row that is as near as the k-th of exact
+search counts. Ours is measured before and after the others, and its mean counts. `fastest` is what is built where exact
+search isn't fast enough by itself, `small` what keeps 2 ms. With --folder, what was made there is kept, and only
+measured again. The last line is one JSON document.
 """
 
 import argparse

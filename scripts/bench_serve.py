@@ -5,9 +5,8 @@
     python scripts/bench_serve.py --store runs/demo/store          # a store that is there, as of `embedder demo`
 
 64 clients in a process of their own ask different texts. What bounds the service is CPU: text tower, index, HTTP and
-JSON, whose part is the difference to `Store.search` in batches of 32. Then they ask half of what was sustained, and
-the slowest hundredth of the answers is compared with the median of one query alone in process. Models: the shipped one,
-and a text tower of CLIP-B/32's size with random weights. The last line is one JSON document.
+JSON, whose part is the difference to `Store.search` in batches of 32. Then they ask half of what was sustained.
+docs/serve.md has figures of both models. The last line is one JSON document.
 """
 
 import argparse

@@ -68,7 +68,9 @@ def structure(checkout: Path) -> dict[str, int]:
     functions = [node for _, node in nodes if isinstance(node, FUNCTIONS)]
     classes = Counter(node.name for _, node in nodes if isinstance(node, ast.ClassDef))
     names = Counter(path.name for path in trees if path.name != "__init__.py")
-    readers = {path for path, node in nodes if isinstance(node, ast.ImportFrom) and _imports_configuration(node)}
+    imports = [(path, node) for path, node in nodes if isinstance(node, ast.ImportFrom)]
+    of_config = ((path, node) for path, node in imports if node.module == "embedder.config")
+    readers = {path for path, node in of_config if any(each.name == "RunConfig" for each in node.names)}
     return {
         "files": len(trees),
         "in circles": sum(map(len, file_circles(import_graph(checkout, trees)))),
@@ -82,10 +84,6 @@ def structure(checkout: Path) -> dict[str, int]:
 def product_trees(checkout: Path) -> dict[Path, ast.Module]:
     paths = (path for package in PRODUCT for path in sorted((checkout / package).rglob("*.py")))
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
-
-
-def _imports_configuration(node: ast.ImportFrom) -> bool:
-    return node.module == "embedder.config" and any(each.name == "RunConfig" for each in node.names)
 
 
 def import_graph(checkout: Path, trees: Mapping[Path, ast.Module]) -> networkx.DiGraph:

@@ -210,7 +210,5 @@ def idle_shares(steps: list[dict[str, Any]]) -> dict[str, float] | None:
     if not stages:
         return None
     whole_s = [stage["wall_s"] + sum(stage[key] for key in WAITS.values()) for stage in stages]
-    return {
-        cause: mean(stage[key] / seconds for stage, seconds in zip(stages, whole_s, strict=True))
-        for cause, key in WAITS.items()
-    }
+    timed = list(zip(stages, whole_s, strict=True))
+    return {cause: mean(stage[key] / seconds for stage, seconds in timed) for cause, key in WAITS.items()}

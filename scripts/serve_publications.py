@@ -123,10 +123,8 @@ class Nights:
         self._other_model = make_model(folder / "other_model", VISION, TEXT)
 
     def five_publications(self) -> list[Callable[[], object]]:
-        def index() -> None:
-            embedder.build_index(self._config(), kind="hnsw", force=True)
-
-        return [partial(self.publish, 1), index, partial(self.publish, 2), self.purge, partial(self.publish, 3)]
+        first, second, third = (partial(self.publish, night) for night in (1, 2, 3))
+        return [first, lambda: embedder.build_index(self._config(), kind="hnsw", force=True), second, self.purge, third]
 
     def publish(self, night: int) -> None:
         """Write the captions of a night, and refresh the store; the second night brings another model."""

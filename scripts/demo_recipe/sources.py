@@ -333,10 +333,6 @@ def read_vectors(work: Path) -> WordVectors:
     return WordVectors(arrays["words"].tolist(), arrays["vectors"])
 
 
-def words_of(text: str) -> list[str]:
-    return [word for word in re.findall("[a-z]+", text.lower()) if word not in STOP_WORDS]
-
-
 def make_lexicon(concepts: list[Concept], given: WordVectors, num_words: int = NUM_WORDS) -> Lexicon:
     """Choose the words that are nearest to any concept, and say how near they are to each."""
     nearness = nearness_to(concepts, given, given.words)
@@ -369,7 +365,7 @@ def weights_of(concepts: list[Concept], places: dict[str, int]) -> tuple[list[st
         own: dict[str, float] = {}
         kinds = {"caption": [concept["caption"]], "tag": concept["tags"], "group": concept["groups"]}
         for kind, texts in kinds.items():
-            for word in (word for text in texts for word in words_of(text) if word in places):
+            for word in places.keys() & {*re.findall("[a-z]+", " ".join(texts).lower())} - STOP_WORDS:
                 own[word] = max(own.get(word, 0.0), WEIGHTS[kind])
         said.append(own)
     known = sorted({word for own in said for word in own})
