@@ -1,14 +1,14 @@
 """Kill and pause runs at every step, in every kind of process; the store must not lose, double or half-publish a row.
 
-    python scripts/chaos.py [NUM_KILLS] [SEED] [--pauses N] [--bucket] [--keep DIR] [--publish-every SECONDS]
-                            [--models 2] [--step]
+    python scripts/chaos.py [NUM_KILLS] [SEED] [--pauses N] [--bucket] [--keep DIR]
+                            [--models 2] [--step] [--deletion-vectors]
 
 Before most kills the source changes, and an undisturbed store is refreshed beside the disturbed one. A refresh of that
 is killed at a random time, or when a file of some kind appears; on Ray, a stage actor, a worker, a decoding child, the
 raylet or the driver dies. Then it is killed again, or the same command runs to its end, and the stores are compared:
 keys, versions, fingerprints, vectors. All the while a reader checks that what is published is a state of the source,
-whole; with `--publish-every`, each item for itself; with `--models 2`, in both models. With `--step`, a step of one's
-own makes two rows of each image, and its process is killed, too.
+whole; with `--models 2`, in both models. With `--step`, a step of one's own makes two rows of each image, and its
+process is killed, too.
 
 With `--pauses`, so many processes more are stopped, and go on later. Beside a stopped driver the same command runs: it
 is refused, or in a bucket (`--bucket`, of the tests' server) takes the store over. What all processes change is held to
@@ -277,10 +277,8 @@ class Chaos:
         self.world.build()
         if place is not None:
             self.world.in_bucket["disturbed"] = f"{place}/disturbed"
-        every_s = options.publish_every
-        self.settings: dict[str, float | bool] = {} if every_s is None else {"publish_every_s": every_s}
-        self.poller = Poller(self.world.store("disturbed"), may_mix=bool(self.settings))
-        self.settings |= {"deletion_vectors": True} if options.deletion_vectors else {}
+        self.poller = Poller(self.world.store("disturbed"))
+        self.settings = {"deletion_vectors": True} if options.deletion_vectors else {}
         self.tally: Counter[str] = Counter()
         self.by_kill: Counter[str] = Counter()
         self.faults: list[str] = []
@@ -371,7 +369,6 @@ def main() -> None:
     parser.add_argument("num_kills", nargs="?", type=int, default=30)
     parser.add_argument("seed", nargs="?", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="an empty folder to work in, which is kept")
-    parser.add_argument("--publish-every", type=float, help="seconds between two publications of a run")
     parser.add_argument("--models", type=int, default=1, choices=(1, 2), help="models that the runs compute")
     parser.add_argument("--step", action="store_true", help="make two rows of each image by a step of one's own")
     parser.add_argument("--pauses", type=int, default=0, help="further disturbances: processes stopped for a while")

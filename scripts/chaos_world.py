@@ -140,13 +140,6 @@ def fingerprint(rows: Any) -> Fingerprint:
     return frozenset(zip(*(rows[name].to_pylist() for name in STATE_COLUMNS), strict=True))
 
 
-def items_in(state: Fingerprint) -> set[tuple[str, Fingerprint]]:
-    rows: dict[str, set[tuple[str, int, str]]] = {}
-    for row in state:
-        rows.setdefault(row[0], set()).add(row)
-    return {(item_id, frozenset(found)) for item_id, found in rows.items()}
-
-
 def state_of(store: Path | str) -> Fingerprint:
     return fingerprint(embedder.open_store(store).to_arrow(STATE_COLUMNS))
 
@@ -188,9 +181,7 @@ def _same(row: dict[str, Any], other: dict[str, Any], facts: Sequence[str]) -> b
 class Poller:
     """Opens what is published all the while, as searches do, and on a disk both tables as other programs do."""
 
-    def __init__(self, store: Path | str, *, may_mix: bool = False) -> None:
-        self.may_mix = may_mix
-        """Whether each item may be of another state, as runs publish while they go on."""
+    def __init__(self, store: Path | str) -> None:
         self.allowed: list[Fingerprint] = [frozenset()]
         """States that may be seen: each that the source was in."""
         self.num_polls = 0
@@ -210,10 +201,6 @@ class Poller:
             self.faults.append(f"{type(error).__name__}: {error}")
         return True
 
-    def _is_allowed(self, state: Fingerprint) -> bool:
-        known = self.allowed
-        return state in known or (self.may_mix and items_in(state) <= set().union(*map(items_in, known)))
-
     def poll(self) -> None:
         self.num_polls += 1
         files = StoreFiles(self._store)
@@ -224,9 +211,9 @@ class Poller:
             return
         state = self._whole_state(files, current)
         for name, own in current.models.items():
-            if not self.may_mix and self._whole_state(model_files(files, name), own) != state:
+            if self._whole_state(model_files(files, name), own) != state:
                 self.faults.append(f"run {current.run_id}: model {name} is of another state than the main one")
-        if not self._is_allowed(state):
+        if state not in self.allowed:
             self.faults.append(f"run {current.run_id}: {len(state)} rows that are no state of the source")
         elif state not in self.seen:
             self.seen.append(state)
@@ -254,5 +241,5 @@ class Poller:
             rows = delta_rows(files.uri("embeddings"), columns=STATE_COLUMNS)
         except TableNotFoundError:
             return
-        if rows.num_rows and not self._is_allowed(fingerprint(rows)):
+        if rows.num_rows and fingerprint(rows) not in self.allowed:
             self.faults.append(f"newest embeddings: {rows.num_rows} rows that are no state")

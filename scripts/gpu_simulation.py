@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from embedder.batch_schema import TRACE
 from embedder.placement.device_settings import GPU_SETTINGS, group_costs
-from embedder.steps.host_copies import DeviceTimes, OverlappedCopies
+from embedder.steps.host_copies import OverlappedCopies
 from embedder.steps.stage import INPUTS, TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack_flat
@@ -111,7 +111,7 @@ class SimulatedGpu:
         self.figures, self.slowness = figures, slowness
         self.last_ended: Event | None = None  # of the last batch of any stage
         self.computed_s, self.waited_s = 0.0, dict.fromkeys(CAUSES, 0.0)  # so far, in the device's seconds
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self.known: dict[Any, Any] = {}
         self._default, self._current = Stream(self), threading.local()
         self._calling, self._launchers = set[int](), set[int]()
@@ -164,18 +164,13 @@ class SimulatedGpu:
         """Take the interpreter's time of an operation, and put its kernel on the stream."""
         seconds = self.figures.view_s
         if kernel_s:
-            with self._lock:
+            with self.lock:
                 self.current_stream().put(kernel_s * self.slowness, self.now_s)
                 self.computed_s += kernel_s
             seconds = self.figures.launch_s
             self._launchers.add(threading.get_ident())
         is_contended = len(self._calling & self._launchers) > 1
         self.spend(seconds * (self.figures.contended if is_contended else 1.0))
-
-    def count_waits(self, times: DeviceTimes) -> None:
-        with self._lock:
-            self.waited_s["input"] += times.waited_input_s
-            self.waited_s["copies"] += times.waited_copy_s
 
     def idle_shares(self, computed_s: float, waited_s: dict[str, float], window_s: float) -> dict[str, float]:
         """Shares of a window in which the device computed nothing, by cause; the first arguments are at its start.
@@ -317,7 +312,9 @@ class SimulatedCopies(OverlappedCopies):
 
     def __call__(self, run: Any, batch: Any) -> Any:
         result, times = super().__call__(run, batch)
-        self._gpu.count_waits(times)
+        with self._gpu.lock:
+            self._gpu.waited_s["input"] += times.waited_input_s
+            self._gpu.waited_s["copies"] += times.waited_copy_s
         return result, times
 
     @property

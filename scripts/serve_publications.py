@@ -149,7 +149,7 @@ class Client:
         self._url, self._requests = url, requests
         self._images = [content for content, _, _ in shipped_pairs()[:NUM_ITEMS]]
         self._kinds = {
-            "text": self._text,
+            "text": lambda number: replace(self._search([{"text": text(number)}]), text=number % NUM_TEXTS),
             "texts": lambda number: self._search([{"text": text(number)}, {"text": text(number + 1)}]),
             "hybrid": lambda number: self._search([{"text": text(number)}], hybrid=True, where="caption IS NOT NULL"),
             "like an item": lambda number: self._search([{"item": item_id(other(number))}]),
@@ -172,9 +172,6 @@ class Client:
             except Exception as error:  # noqa: BLE001  # whatever it is, it counts
                 self._requests.failures.append(f"{kind}: {type(error).__name__}: {error}")
             self._requests.num_by_kind[kind] += 1
-
-    def _text(self, number: int) -> Answer:
-        return replace(self._search([{"text": text(number)}]), text=number % NUM_TEXTS)
 
     def _search(self, queries: list[dict[str, Any]], **options: Any) -> Answer:
         found = json.loads(self._ask("/search", {"queries": queries, "k": K, **options}))

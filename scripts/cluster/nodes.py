@@ -6,10 +6,10 @@
     python scripts/cluster/nodes.py pause 1 --seconds 20        # a machine that hangs: all its processes are stopped
     python scripts/cluster/nodes.py who                         # which of Ray's processes run where
 
-docs/cluster.md shows how to kill, cut and drain nodes, and to stop them all. Each node has namespaces of its own: network,
-processes, mounts and host name. `start --private DIR` gives each an empty DIR of its own (DIR:50m bounds its size); `add
-3 --cores 0.5` holds a node to half a core; `start 1 --cpus 0 --grow 3` makes a head whose cluster grows up to three
-nodes. Several can be up by name (`--name`). A driver must run on a node: `run`. `ray stop` and
+docs/cluster.md shows how to kill, cut and drain nodes, and to stop them all. Each node has namespaces of its own:
+network, processes, mounts and host name. `start --private DIR` gives each an empty DIR of its own (DIR:50m bounds its
+size); `add 3 --cores 0.5` holds a node to half a core; `start 1 --cpus 0 --grow 3` makes a head whose cluster grows up
+to three nodes. Several can be up by name (`--name`). A driver must run on a node: `run`. `ray stop` and
 `ray.cluster_utils.AutoscalingCluster` end every Ray of the machine.
 """
 
