@@ -1,6 +1,5 @@
 """Good files of every accepted format, small, and media that were crafted to harm, made of the shipped images."""
 
-import csv
 import gzip
 import io
 import json
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
+from pyarrow import csv
 
 from corpus import encode, read_shipped, write_clip
 
@@ -196,13 +196,11 @@ def tables(files: dict[str, bytes], captions: list[str]) -> dict[str, bytes]:
     """Rows with images or captions, in each format of tables."""
     rows = [{"id": f"r{number}", "caption": caption} for number, caption in enumerate(captions)]
     images = pa.array([files["plain.jpg"], files["rgba.png"], None], pa.binary())
-    parquet, text = io.BytesIO(), io.StringIO()
-    pq.write_table(pa.Table.from_pylist(rows).append_column("image", images), parquet)
-    writer = csv.DictWriter(text, ["id", "caption"])
-    writer.writeheader()
-    writer.writerows(rows)
+    table, parquet, text = pa.Table.from_pylist(rows), io.BytesIO(), io.BytesIO()
+    pq.write_table(table.append_column("image", images), parquet)
+    csv.write_csv(table, text)
     lines = "\n".join(json.dumps(row) for row in rows)
-    return {"table.parquet": parquet.getvalue(), "table.csv": text.getvalue().encode(), "table.jsonl": lines.encode()}
+    return {"table.parquet": parquet.getvalue(), "table.csv": text.getvalue(), "table.jsonl": lines.encode()}
 
 
 JXL_CONTAINER = b"\0\0\0\x0cJXL \r\n\x87\n\0\0\0\x14ftypjxl \0\0\0\0jxl "

@@ -272,7 +272,6 @@ def run_schedule(schedule: Schedule) -> Outcome:
         if name.startswith("refresh without"):
             checker.retired.add(name.split()[-1])
         processes.append(process)
-    for process in processes:
         process.notes["first"] = processes[0]
     on_end, items = partial(_on_end, checker, backend), dict[str, str]()
     try:

@@ -386,19 +386,15 @@ class SimulatedDisk(Disk):
         self.synced.add(self.names[path])
         self._after(kind)
 
-    def rename(self, source: str, target: str) -> None:
+    def link(self, source: str, target: str) -> None:
+        self.rename(source, target, is_new=True)
+
+    def rename(self, source: str, target: str, *, is_new: bool = False) -> None:
         kind = self._effect()
         if source not in self.names:
             raise FileNotFoundError(source)
-        self._move(source, target, kind)
-
-    def link(self, source: str, target: str) -> None:
-        kind = self._effect()
-        if target in self.names:
+        if is_new and target in self.names:
             raise FileExistsError(target)
-        self._move(source, target, kind)
-
-    def _move(self, source: str, target: str, kind: str) -> None:
         self._name(target, self.names[source])
         self._unname(source)
         self._checker.on_put(target.removeprefix(self._root), self.contents[self.names[target]], self._world.current)
