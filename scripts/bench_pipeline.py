@@ -115,13 +115,10 @@ def from_table(table: pa.Table, sides: tuple[str, str] = SIDES) -> Vectors:
 
 
 def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
-    """Compare all contestants with the first.
+    """Compare all contestants with the first; gives the least cosine of each.
 
     An untrained tower sends all inputs to nearly one place, where a cosine says nothing; so each vector must also be
     nearer to its own in the first contestant than to that of any other content among its neighbours by id.
-
-    Returns:
-        The least cosine of each.
     """
     (first, reference), *_ = vectors.items()
     least = {}
@@ -312,12 +309,7 @@ def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int
 def paired_ratios(
     standings: Mapping[str, Standing], contestants: Sequence[Contestant]
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Compare this checkout's pipelines with another checkout's, round by round; prints what it finds.
-
-    Returns:
-        By the name of the other checkout's and by figure: the median of this one's value over the other's in the same
-        round, the least and the largest; the window's rate, CPU of an item, seconds to the first item.
-    """
+    """Compare this checkout's pipelines with another's, round by round: median ratio, least and largest, by figure."""
     found: dict[str, dict[str, tuple[float, ...]]] = {}
     for title, checkout in ((other.name, other.checkout) for other in contestants if other.checkout is not None):
         own = standings[title.removesuffix(f" of {checkout.name}")]

@@ -271,9 +271,7 @@ def main() -> None:
     parser.add_argument("num_images", nargs="?", type=int, default=300_000)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["few directions"])
-    parser.add_argument(
-        "--targets", nargs="+", type=float, default=[0.95, 0.9, 0.99], help="recalls; ours has the first"
-    )
+    parser.add_argument("--targets", nargs="+", type=float, default=[0.95, 0.9, 0.99], help="recalls; ours has the 1st")
     parser.add_argument("--k", nargs="+", type=int, default=[K])
     parser.add_argument("--peers", nargs="+", metavar="PYTHON", default=[sys.executable], help="interpreters to try")
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), help="peers to measure")

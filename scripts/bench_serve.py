@@ -81,53 +81,40 @@ class Texts:
 K = 10
 
 
-class Clients:
-    """Threads with a connection each, and what they found."""
+def ask_all(url: str, num_clients: int, seconds: float, first_text: int, rate: float | None) -> dict:
+    """Let clients with a connection each ask one query after another until the time is over."""
+    sys.setswitchinterval(0.0005)  # a thread that has its answer notes the time at once
+    texts, numbers, start_s = Texts(), itertools.count(), time.perf_counter()
+    times_ms, errors = list[float](), list[str]()
 
-    def __init__(self, url: str, seconds: float, first_text: int, rate: float | None) -> None:
-        self.times_ms: list[float] = []
-        self.errors: list[str] = []
-        self._address, self._texts = urlsplit(url), Texts()
-        self._numbers, self._first_text, self._rate = itertools.count(), first_text, rate
-        self._began_s = time.perf_counter()
-        self._stop_s = self._began_s + seconds
-
-    def run(self) -> None:
-        connection = HTTPConnection(self._address.hostname or "", self._address.port, timeout=60)
-        while True:
-            number = next(self._numbers)
-            began_s = time.perf_counter() if self._rate is None else self._began_s + number / self._rate
-            if began_s >= self._stop_s:
+    def ask() -> None:
+        connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
+        for number in numbers:
+            began_s = time.perf_counter() if rate is None else start_s + number / rate
+            if began_s >= start_s + seconds:
                 break
             time.sleep(max(began_s - time.perf_counter(), 0))
-            body = {"queries": [{"text": self._texts[self._first_text + number]}], "k": K}
+            body = {"queries": [{"text": texts[first_text + number]}], "k": K}
             try:
                 connection.request("POST", "/search", json.dumps(body), {"Content-Type": "application/json"})
                 answer = connection.getresponse()
                 content = answer.read()
             except OSError as error:
                 connection.close()
-                self.errors.append(f"{type(error).__name__}: {error}")
+                errors.append(f"{type(error).__name__}: {error}")
                 continue
             if answer.status == 200 and b'"hits":[{' in content:
-                self.times_ms.append(1e3 * (time.perf_counter() - began_s))
+                times_ms.append(1e3 * (time.perf_counter() - began_s))
             else:
-                self.errors.append(f"{answer.status}: {content[:200]!r}")
+                errors.append(f"{answer.status}: {content[:200]!r}")
         connection.close()
 
-
-def ask_all(url: str, num_clients: int, seconds: float, first_text: int, rate: float | None) -> dict:
-    sys.setswitchinterval(0.0005)  # a thread that has its answer notes the time at once
-    clients = Clients(url, seconds, first_text, rate)
     with ThreadPoolExecutor(num_clients) as threads:
-        for running in [threads.submit(clients.run) for _ in range(num_clients)]:
+        for running in [threads.submit(ask) for _ in range(num_clients)]:
             running.result()
-    times_ms = clients.times_ms or [float("nan")]
-    return {
-        "num_answered": len(clients.times_ms), "num_errors": len(clients.errors), "errors": clients.errors[:3],
-        "queries_per_s": len(clients.times_ms) / seconds, "p50_ms": float(np.percentile(times_ms, 50)),
-        "p99_ms": float(np.percentile(times_ms, 99)),
-    }  # fmt: skip
+    p50_ms, p99_ms = np.percentile(times_ms or [float("nan")], (50, 99)).tolist()
+    found = {"num_answered": len(times_ms), "num_errors": len(errors), "errors": errors[:3]}
+    return found | {"queries_per_s": len(times_ms) / seconds, "p50_ms": p50_ms, "p99_ms": p99_ms}
 
 
 BATCH = 32
@@ -200,9 +187,8 @@ def stores(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, str
         yield Path(options.store).name, options.store
         return
     for kind in options.model or MODELS:
-        model = DEMO_MODEL
-        if kind != "shipped":
-            model = make_clip(folder / f"model-{kind}", CLIP_B32["hidden_size"], CLIP_B32)
+        folder_of = folder / f"model-{kind}"
+        model = DEMO_MODEL if kind == "shipped" else make_clip(folder_of, CLIP_B32["hidden_size"], CLIP_B32)
         print(f"making a store of {options.vectors:,} vectors for the model {kind}", flush=True)
         yield kind, str(make_store(folder / kind, model, options.vectors, options.index))
 

@@ -165,10 +165,8 @@ class Victim:
         """Run it, stop a process for a while, and let it end.
 
         Beside a paused driver the same command runs. On a disk it is refused, and the paused one goes on. In a bucket
-        it takes the store over, and the paused one wakes while it is at work, or after it has ended.
-
-        Returns:
-            Whether there was something to pause in time, both exit codes, and what is wrong with either run.
+        it takes the store over, and the paused one wakes while it is at work, or after it has ended. Gives whether
+        there was something to pause in time, both exit codes, and what is wrong with either run.
         """
         start = self.log.stat().st_size if self.log.exists() else 0
         process, second, is_held = self.start(), list["subprocess.Popen[bytes]"](), list[bool]()

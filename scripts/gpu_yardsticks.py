@@ -176,12 +176,10 @@ def gpu_samples(device: str) -> Iterator[list[tuple[float, float]]]:
 def run_from_files(
     model: Path, items: Path, out: Path, num_stages: int, *, dtype: str, device: str, compile_: bool, timeout_s: float
 ) -> dict[str, Any]:
-    """Embed a folder of pairs with the command line; rates are pairs a second.
+    """Embed a folder of pairs with the command line; rates are pairs a second, the steady one and with start-up.
 
-    Returns:
-        Its steady rate and the one with start-up, the shares of the time from a stage's first batch on in which the GPU
-        waited, by cause and mean of the stages, and what the driver said after the start. A run that fails or takes
-        longer has `failed` alone.
+    Idle shares are of the time from a stage's first batch on, by cause and mean of the stages; what the driver said is
+    of the time after the start. A run that fails or takes longer has `failed` alone.
     """
     out.mkdir(parents=True)
     settings = {"num_stages": num_stages, "dtype": dtype, "device": device, "compile": str(compile_).lower()}

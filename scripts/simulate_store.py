@@ -23,7 +23,7 @@ from random import Random
 
 from store_simulation import patches, schedules
 from store_simulation.patches import FAULTS, plant
-from store_simulation.schedules import Schedule, run_schedule
+from store_simulation.schedules import draw, run_schedule
 
 MAX_SHOWN = 5
 BATCH = 250
@@ -44,13 +44,9 @@ def prepare(fault: str | None = None, *, marks: bool = False) -> None:
     gc.disable()
 
 
-def schedule_of(seed: int) -> Schedule:
-    return schedules.draw(Random(seed))
-
-
 def find(seeds: range) -> tuple[int, list[tuple[int, tuple[str, ...]]]]:
     """Run schedules; number of those that ran, and the failing seeds with what did not hold."""
-    found = [(seed, run_schedule(schedule_of(seed)).violations) for seed in seeds]
+    found = [(seed, run_schedule(draw(Random(seed))).violations) for seed in seeds]
     gc.collect(0)  # what is remembered is older
     return len(seeds), [each for each in found if each[1]]
 
@@ -76,8 +72,8 @@ def simulate(options: argparse.Namespace) -> int:
 
 def show(seed: int, violations: tuple[str, ...]) -> None:
     print(f"seed {seed}: {'; '.join(violations[:3])}")
-    print(f"    {schedules.to_json(schedule_of(seed))}")
-    smaller = schedules.shrink(schedule_of(seed))
+    print(f"    {schedules.to_json(draw(Random(seed)))}")
+    smaller = schedules.shrink(draw(Random(seed)))
     print(f"    shrunk to {schedules.to_json(smaller)}: {'; '.join(run_schedule(smaller).violations[:3])}")
 
 
@@ -85,7 +81,7 @@ def find_fault(asked: tuple[str, int, int]) -> tuple[int | None, float]:
     (name, seed, num_schedules), began_s = asked, time.monotonic()
     plant(name)
     for number in range(num_schedules):
-        if run_schedule(schedule_of(seed + number)).violations:
+        if run_schedule(draw(Random(seed + number))).violations:
             return number + 1, time.monotonic() - began_s
     return None, time.monotonic() - began_s
 

@@ -240,11 +240,8 @@ def _process(
 ) -> Process:  # fmt: skip
     def work(process: Process) -> None:
         environment = world.environment(process)
-        if on_disk:
-            files = Files(DiskBackend(Path("/store"), backend, environment), environment, "s3://simulated/store")
-        else:
-            files = Files(backend, environment)
-        operation(files, process)
+        place = DiskBackend(Path("/store"), backend, environment) if on_disk else backend
+        operation(Files(place, environment), process)
 
     process = Process(number, name, work, {each.effect: each for each in faults}, CLOCKS[clock])
     process.notes["on_begin"] = checker.purge_begun.update

@@ -107,11 +107,7 @@ class World:
         )  # fmt: skip
 
     def effect(self, *, is_change: bool = False) -> Fault | None:
-        """Count an effect of the current process and do to it what the schedule says, before the effect.
-
-        Returns:
-            What is to be done to the effect itself.
-        """
+        """Count an effect, do to its process what the schedule says, and tell what is to be done to the effect."""
         process = self.current
         if process is None:  # a look at the store from outside
             return None
@@ -202,14 +198,11 @@ class World:
         return first
 
 
-STORE = "s3://simulated/store"
-
-
 class Files(StoreFiles):
     """Store of a simulated backend."""
 
-    def __init__(self, backend: Any, environment: Environment, address: str = STORE) -> None:
-        super().__init__(address)
+    def __init__(self, backend: Any, environment: Environment) -> None:
+        super().__init__("s3://simulated/store")
         self.backend, self.environment = backend, environment
 
 
