@@ -6,16 +6,10 @@
     python scripts/bench_gpu.py --device cpu --seconds 2       # shows on the demo's model that the script runs
     python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, on no GPU
 
-Yardsticks of a published model are the library's own forward passes at their best batch, eager and compiled, and a loop
-by hand (`DataLoader`, one worker a core) over files; beside it, `embedder embed` of the same files with each number of
-stages: rates, idle time by cause, how busy the driver says the GPU was, its power.
-
-Then rows that are random and made before, so that no decoding binds, beside the whole model in one shard whose input is
-on the device already. For each number of stages: rows/s on Ray from when all have computed to when the first has run
-dry; the part of that time in which none computed; and the most memory. What was not measured is a dash, or null.
-
-Simulated, launches take the interpreter's time, kernels and copies that of an H100; each number of stages has its rate
-and the planner's. The last line is one JSON document.
+docs/gpus-and-clusters.md says what is measured: what the library and a loop by hand do, runs from the same files, then
+random rows, so that no decoding binds, beside the whole model in one shard whose input is on the device already. For
+each number of stages: rows/s on Ray from when all have computed to when the first has run dry; the part of that time in
+which none computed; and the most memory. What was not measured is a dash, or null. The last line is one JSON document.
 """
 
 import argparse
@@ -23,10 +17,10 @@ import json
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +54,7 @@ from embedder.placement.hardware import num_cpus
 from embedder.placement.resources import allocate
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.stage import INPUTS, cuda_problem
+from embedder.store.environment import RepeatingThread
 from harness import number, table
 from shards.activations import Batch, TowerState
 from shards.model_config import ModelConfig
@@ -139,7 +134,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def simulate(options: argparse.Namespace) -> None:
-    """Run stages on a simulated device, print a table, and the document."""
     config, figures = MODELS[options.model or "vit-l-14"](), SIMULATED[options.simulated]
     num_rows = options.batch_size or GPU_ROWS
     kernels_s = 1 / forward_rate(config, figures, num_rows, 1.0, 1)  # a first look at how long it will take
@@ -203,7 +197,6 @@ def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict
     library = make_library(dict(PUBLISHED[title].config or {}), options.dtype, options.device)
     batches = BATCHES if options.device == "cuda" else (options.batch_size,)
     forward = forward_rates(library, batches, options.seconds / 4)
-    best = forward["eager"].get(forward["best_batch"])
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         root = Path(name).resolve()
         pairs = read_photographs(options.photographs, options.num_files) if options.photographs else shipped_pairs()
@@ -214,13 +207,10 @@ def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict
         del library
         if options.device == "cuda":
             torch.cuda.empty_cache()
-        runs = {
-            each: run_from_files(
-                model, items, root / each, int(each), dtype=options.dtype, device=options.device,
-                compile_=options.compile, timeout_s=PATIENCE_S + 6 * options.seconds + options.num_files / 50,
-            )
-            for each in options.stages.split(",")
-        }  # fmt: skip
+        chosen = {"dtype": options.dtype, "device": options.device, "compile_": options.compile}
+        chosen["timeout_s"] = PATIENCE_S + 6 * options.seconds + options.num_files / 50
+        numbers = options.stages.split(",")
+        runs = {each: run_from_files(model, items, root / each, int(each), **chosen) for each in numbers}
     rows: list[tuple[str, ...]] = [("from files", "rows/s", "with start-up", "GPU busy", "watts", "idle by cause")]
     rows.append(("loop by hand", number(loop["rows_per_s"], 0), number(options.num_files / loop["whole_s"], 0)))
     for each, run in runs.items():
@@ -232,32 +222,32 @@ def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict
         figures = number(run["gpu_busy"], 2), number(run["watts"], 0), idle
         rows.append((f"{each} stages", number(run["rows_per_s"], 0), number(run["whole_rows_per_s"], 0), *figures))
     compiled = number(forward["compiled"], 0) if forward["compiled"] else f"not compiled ({forward['not_compiled']})"
-    print(
-        f"library's forward passes, batches of {forward['best_batch']}: {number(best, 0)} rows/s; compiled: {compiled}"
-    )
+    best = number(forward["eager"].get(forward["best_batch"]), 0)
+    print(f"library's forward passes, batches of {forward['best_batch']}: {best} rows/s; compiled: {compiled}")
     table([(*row, *["-"] * (len(rows[0]) - len(row))) for row in rows])
     return {"library": forward, "loop": loop, "from_files": runs}
 
 
 def make_rows(model: Model, num_rows: int) -> pa.Table:
     """Rows as decoding hands them on, with both sides that the model has."""
+    states = sample_inputs(model, num_rows)
+    if any(model.config.towers[side].sample_grids(state.lengths) is not None for side, state in states.items()):
+        raise SystemExit(f"{model.folder}: images of any shape aren't measured; name a model of square ones")
+    return rows_of(states, num_rows)
+
+
+def sample_inputs(model: Model, num_rows: int, device: str = "cpu") -> dict[str, TowerState]:
     states = {}
     for side, tower in model.config.towers.items():
         lengths = tower.sample_lengths(num_rows, CAPTION_TOKENS)
-        if tower.sample_grids(lengths) is not None:
-            raise SystemExit(f"{model.folder}: images of any shape aren't measured; name a model of square ones")
-        states[side] = TowerState(tower.sample_input(lengths), lengths)
-    return rows_of(states, num_rows)
+        states[side] = TowerState(tower.sample_input(lengths).to(device), lengths)
+    return states
 
 
 def unsplit_rate(model: Model, options: argparse.Namespace) -> float:
     """Rows a second of the whole model in one shard, whose input is on the device."""
     shard = load_shard(model.folder, whole_model(model.config), dtype=options.dtype, device=options.device)
-    states = dict.fromkeys(INPUTS, None) | {
-        side: TowerState(tower.sample_input(lengths).to(options.device), lengths)
-        for side, tower in model.config.towers.items()
-        if len(lengths := tower.sample_lengths(options.batch_size, CAPTION_TOKENS))
-    }
+    states = dict.fromkeys(INPUTS, None) | sample_inputs(model, options.batch_size, options.device)
     costs = group_costs(model.config, [torch.cuda.get_device_name()]) if options.device == "cuda" else ()
     arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(costs))
     arranged = arranged.move_to(lambda values: values.to(options.device))
@@ -300,53 +290,39 @@ def run_stages(
     calls: dict[str, list[Call]] = {}
     plan = make_plan(config.compute, model)
     store_bytes = ray_store_bytes(config.batch_size, model, plan, settings_of(config.compute.devices, model.config))
-    with (
-        fast_start(config.fast_start),
-        ray_session(None, PATIENCE_S, store_bytes) as available,
-        memory_taken() as shares,
-    ):
+    session = ray_session(None, PATIENCE_S, store_bytes)
+    with fast_start(config.fast_start), session as available, memory_taken() as shares:
         allocation = allocate(config.compute, available, plan.stages)
         dataset = ray.data.range(num_blocks, override_num_blocks=num_blocks).map_batches(
             lambda _, rows=rows: rows, batch_format="pyarrow", batch_size=None, num_cpus=allocation.decode_cpus
         )
         embedded = through_stages(dataset, stage_specs(config.compute, model, plan, allocation), allocation)
         for block in embedded.iter_batches(batch_format="pyarrow", batch_size=None):
-            for step, found in calls_of(block).items():
-                calls.setdefault(step, []).extend(found)
+            for step in chain.from_iterable(block["trace"].drop_null().to_pylist()):
+                if step["step"].startswith("stage"):
+                    calls.setdefault(step["step"], []).append((step["started_s"], step["wall_s"], step["num_rows"]))
     return calls, max(shares, default=None)
-
-
-def calls_of(block: pa.Table) -> dict[str, list[Call]]:
-    """Batches of each stage that a block went through."""
-    found: dict[str, list[Call]] = {}
-    for steps in block["trace"].drop_null().to_pylist():
-        for step in steps:
-            if step["step"].startswith("stage"):
-                found.setdefault(step["step"], []).append((step["started_s"], step["wall_s"], step["num_rows"]))
-    return found
 
 
 @contextmanager
 def memory_taken() -> Iterator[list[float]]:
-    """Samples of the part of the device's memory that is taken in the block, beside what was taken before."""
     shares: list[float] = []
     if not torch.cuda.is_available():
         yield shares
         return
-    before, ended = torch.cuda.mem_get_info()[0], threading.Event()
+    before = torch.cuda.mem_get_info()[0]
 
-    def sample() -> None:
-        while not ended.wait(SAMPLE_S):
-            free, total = torch.cuda.mem_get_info()
-            shares.append((before - free) / total)
+    def sample() -> bool:
+        free, total = torch.cuda.mem_get_info()
+        shares.append((before - free) / total)
 
-    sampler = threading.Thread(target=sample, name="memory", daemon=True)
-    sampler.start()
+        return True
+
+    sampler = RepeatingThread(SAMPLE_S, sample, "memory")
     try:
         yield shares
     finally:
-        ended.set()
-        sampler.join()
+        sampler.stop()
 
 
 def common_window(calls: dict[str, list[Call]]) -> tuple[float, float] | None:

@@ -12,8 +12,7 @@ with its caption. All contestants get the same files, weights, dtype and cores, 
 medians of the rounds. Vectors must be equal (cosine >= 0.999, none nearer to another item's), else there is no table.
 
 items/s is steady: items finished between the first quarter of all and the third. `first s` and `whole s` count from the
-command's start, with imports, to what was written or published. CPU is that of all processes. The limit is forward
-passes alone, the loop has found its own best numbers of threads and workers. The last line is one JSON document.
+command's start, with imports, to what was written or published. The last line is one JSON document.
 """
 
 import argparse
@@ -33,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import embedder
-from corpus import DEMO_MODEL, Pair, make_model, read_photographs, shipped_pairs, write_pairs
+from corpus import DEMO_MODEL, make_model, read_photographs, shipped_pairs, write_pairs
 from embedder.placement import hardware
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import read_entries
@@ -111,43 +110,28 @@ def read_files(out: Path) -> Vectors:
 def from_table(table: pa.Table, sides: tuple[str, str] = SIDES) -> Vectors:
     """Sort by id; columns are lists of any kind, or tensors of Ray."""
     table = table.select(dict.fromkeys(("item_id", *sides))).sort_by("item_id")
-    images, texts = (_matrix(table[side]) for side in sides)
+    images, texts = (np.stack(table[side].to_numpy()).astype(np.float32) for side in sides)
     return Vectors(tuple(table["item_id"].to_pylist()), images, texts)
 
 
-def _matrix(column: pa.ChunkedArray) -> np.ndarray:
-    array = column.combine_chunks()
-    if isinstance(array.type, pa.ExtensionType):
-        array = array.storage
-    return array.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(array), -1)
-
-
 def check_equal(vectors: Mapping[str, Vectors]) -> dict[str, float]:
-    """Compare all contestants with the first.
+    """Compare all contestants with the first; gives the least cosine of each.
 
     An untrained tower sends all inputs to nearly one place, where a cosine says nothing; so each vector must also be
     nearer to its own in the first contestant than to that of any other content among its neighbours by id.
-
-    Returns:
-        The least cosine of each.
     """
     (first, reference), *_ = vectors.items()
     least = {}
     for name, other in vectors.items():
         if other.ids != reference.ids:
-            missing = len(set(reference.ids) - set(other.ids))
-            raise UnequalVectorsError(
-                f"{name}: {len(other.ids)} items, {missing} of the {len(reference.ids)} of {first} are missing"
-            )
-        least[name] = min(
-            _least_cosine(f"{name} against {first}, {side}", *(vars(each)[side] for each in (reference, other)))
-            for side in ("images", "texts")
-        )
+            missing = f"{len(set(reference.ids) - set(other.ids))} of the {len(reference.ids)} of {first} are missing"
+            raise UnequalVectorsError(f"{name}: {len(other.ids)} items, {missing}")
+        pairs = {"images": (reference.images, other.images), "texts": (reference.texts, other.texts)}
+        least[name] = min(_least_cosine(f"{name} against {first}, {side}", *pair) for side, pair in pairs.items())
     return least
 
 
 def _least_cosine(who: str, a: np.ndarray, b: np.ndarray) -> float:
-    """The least cosine of rows of the same number; (N, E) each."""
     if a.shape != b.shape:
         raise UnequalVectorsError(f"{who}: shapes {a.shape} and {b.shape}")
     cosines = np.sum(a * b, axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
@@ -159,9 +143,8 @@ def _least_cosine(who: str, a: np.ndarray, b: np.ndarray) -> float:
     differs = np.linalg.norm(neighbours - a, axis=1) > 0
     stray = (np.linalg.norm(b - neighbours, axis=1) < np.linalg.norm(b - a, axis=1)) & differs
     if stray.any():
-        raise UnequalVectorsError(
-            f"{who}: row {int(stray.argmax())} is nearer to another item's vector than to its own: is the order kept?"
-        )
+        row = int(stray.argmax())
+        raise UnequalVectorsError(f"{who}: row {row} is nearer to another item's vector than to its own (order?)")
     return least
 
 
@@ -192,8 +175,7 @@ class Contestant:
 
 def contestants(task: Task, settings: Settings, options: argparse.Namespace, num_cores: int) -> list[Contestant]:
     """The chosen ones, in the order of `NAMES`; the first is what the others' vectors are compared with."""
-    processes = _processes(task, settings, num_cores)
-    chosen = []
+    processes, chosen = _processes(task, settings, num_cores), []
     for key, name in NAMES.items():
         if key not in options.only.split(",") or (key == "daft" and options.daft is None):
             continue
@@ -202,14 +184,12 @@ def contestants(task: Task, settings: Settings, options: argparse.Namespace, num
             chosen.append(Contestant(name, _process_command(*processes[key], python)))
             continue
         command = _pipeline_command(task, *PIPELINES[key], options.set)
-        chosen.append(Contestant(name, command, has_store=True))
-        for checkout in options.beside:
-            chosen.append(Contestant(f"{name} of {checkout.name}", command, has_store=True, checkout=checkout))
+        names = {name: None} | {f"{name} of {checkout.name}": checkout for checkout in options.beside}
+        chosen += [Contestant(each, command, has_store=True, checkout=checkout) for each, checkout in names.items()]
     return chosen
 
 
 def _processes(task: Task, settings: Settings, num_cores: int) -> dict[str, tuple[str, Task]]:
-    """Modules of this benchmark's own, and their tasks."""
     limit = replace(task, **settings["limit"])
     actor = replace(limit, num_threads=num_cores)
     return {
@@ -228,9 +208,7 @@ def _process_command(module: str, task: Task, python: str) -> Callable[[Path], S
     return lambda out: [python, "-m", f"pipeline_bench.{module}", *way, replace(task, out=str(out)).to_json()]
 
 
-def _pipeline_command(
-    task: Task, engine: str, num_stages: int, others: Sequence[str]
-) -> Callable[[Path], Sequence[str]]:
+def _pipeline_command(task: Task, engine: str, num_stages: int, others: list[str]) -> Callable[[Path], Sequence[str]]:
     settings = [text for option in (f"num_stages={num_stages}", *others) for text in ("--set", option)]
     fixed = ["--model", task.model, "--engine", engine, "--dtype", task.dtype, *settings, "--json"]
     return lambda out: [*EMBEDDER, "embed", task.items, "--store", str(out / "store"), *fixed]
@@ -240,14 +218,6 @@ BATCH_SIZES = (8, 16, 32, 64)  # that are tried
 TRIAL_S, MIN_BATCHES = 8.0, 4
 BUSY = 0.9  # of all cores: then they are the bound
 LIMITS = (NAMES["limit"], NAMES["processes"])
-RATIOS = {
-    "three stages over the loop": ("ray3", "loop"), "three stages over the limit": ("ray3", "limit"),
-    "three stages over one": ("ray3", "ray1"),
-    "local over the loop": ("local", "loop"), "three stages over Ray Data in fp32": ("ray3", "raydata32"),
-    "three stages over Ray Data": ("ray3", "raydata"), "three stages over Daft": ("ray3", "daft"),
-}  # fmt: skip
-"""Of steady rates."""
-
 HEADING = ["", "items/s", "of limit", "of loop", "CPU ms/item", "cores", "first s", "whole s", "peak MiB", "cosine"]
 
 
@@ -313,17 +283,14 @@ def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn
         finished, vectors = read_finished(out), read_files(out)
     shutil.rmtree(out)
     window = steady_window(finished)
-    cpu_s = watched.cpu_use.between(window.start_s, window.stop_s) if window else 0.0
-    turn = Turn(
-        items_per_s=window.items_per_s if window else None, cpu_ms=1e3 * cpu_s / window.num_items if window else None,
-        cores=cpu_s / (window.stop_s - window.start_s) if window else None, first_s=finished[0][0] - watched.started_s,
-        whole_s=watched.wall_s, peak_bytes=watched.peak_bytes,
-    )  # fmt: skip
-    return turn, vectors
+    steady: tuple[float | None, ...] = (None, None, None)
+    if window is not None:
+        cpu_s, seconds = watched.cpu_use.between(window.start_s, window.stop_s), window.stop_s - window.start_s
+        steady = window.items_per_s, 1e3 * cpu_s / window.num_items, cpu_s / seconds
+    return Turn(*steady, finished[0][0] - watched.started_s, watched.wall_s, watched.peak_bytes), vectors
 
 
 def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int, item_flops: int) -> None:
-    """Print the table, then a line for each contestant."""
     print(f"\n{title}\n")
     limits, rows = [_rate_of(standings, "limit"), _rate_of(standings, "loop")], [HEADING]
     for name, standing in standings.items():
@@ -339,30 +306,14 @@ def show_standings(title: str, standings: Mapping[str, Standing], num_cores: int
         print(f"  {name}: {bound(name, standings, num_cores, item_flops)}", flush=True)
 
 
-def ratios(standings: Mapping[str, Standing]) -> dict[str, float]:
-    """The ratios of steady rates that can be made."""
-    pairs = {what: (_rate_of(standings, a), _rate_of(standings, b)) for what, (a, b) in RATIOS.items()}
-    return {what: a / b for what, (a, b) in pairs.items() if a and b}
-
-
 def paired_ratios(
     standings: Mapping[str, Standing], contestants: Sequence[Contestant]
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Compare this checkout's pipelines with another checkout's, round by round; prints what it finds.
-
-    Returns:
-        By the name of the other checkout's and by figure: the median of this one's value over the other's in the same
-        round, the least and the largest; the window's rate, CPU of an item, seconds to the first item.
-    """
-    pairs = {
-        other.name: (other.name.removesuffix(f" of {other.checkout.name}"), other.name)
-        for other in contestants
-        if other.checkout is not None
-    }
+    """Compare this checkout's pipelines with another's, round by round: median ratio, least and largest, by figure."""
     found: dict[str, dict[str, tuple[float, ...]]] = {}
-    for title, (name, other_name) in pairs.items():
-        turns = list(zip(standings[name].turns, standings[other_name].turns, strict=True))
-        found[title] = {}
+    for title, checkout in ((other.name, other.checkout) for other in contestants if other.checkout is not None):
+        own = standings[title.removesuffix(f" of {checkout.name}")]
+        turns, found[title] = list(zip(own.turns, standings[title].turns, strict=True)), {}
         for figure in ("items_per_s", "cpu_ms", "first_s"):
             values = [(getattr(one, figure), getattr(two, figure)) for one, two in turns]
             if all(one and two for one, two in values):
@@ -465,10 +416,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", help="of all but `Ray Data, fp32`")
     parser.add_argument("--only", default=",".join(DEFAULT_KEYS), help=f"contestants: {', '.join(NAMES)}")
     parser.add_argument("--daft", metavar="PYTHON", help="interpreter that has daft, torch, timm, transformers, pillow")
-    parser.add_argument(
-        "--beside", type=Path, action="append", default=[], metavar="DIR",
-        help="another checkout, whose pipeline takes part",
-    )  # fmt: skip
+    parser.add_argument("--beside", type=Path, action="append", default=[], metavar="DIR", help="another checkout")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the pipeline's own runs")
     parser.add_argument("--no-tuning", dest="tune", action="store_false", help="run with plausible numbers of threads")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one contestant's run")
@@ -478,31 +426,25 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     unknown = set(options.only.split(",")) - set(NAMES) | set(options.models.split(",")) - set(MODELS)
     if unknown:
-        names = f"--only takes {', '.join(NAMES)}; --models {', '.join(MODELS)}"
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; {names}")
+        known = f"--only takes {', '.join(NAMES)}; --models {', '.join(MODELS)}"
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; {known}")
     return options
 
 
 def workloads(root: Path, options: argparse.Namespace) -> Iterator[tuple[str, Task]]:
     """Models with their items, made one at a time, by name."""
     models = options.models.split(",")
-    if options.photographs == PHOTOGRAPHS and not PHOTOGRAPHS.is_dir():
-        left_out = [name for name in models if name != "small"]
-        models = [name for name in models if name == "small"]
-        if left_out:
-            print(f"no photographs: give a folder with --photographs; left out: {', '.join(left_out)}", flush=True)
-    if "vit-s" in models:
+    if "vit-s" in models and options.photographs == PHOTOGRAPHS and not PHOTOGRAPHS.is_dir():
+        print("no photographs: give a folder with --photographs; left out: vit-s", flush=True)
+    elif "vit-s" in models:
         model = make_model(root / "vit-s-model", VIT_S, TEXT_BASE)
         pairs = read_photographs(options.photographs, options.num_photographs)
-        yield "vit-s", task_of(model, root / "photographs", options.num_photographs, pairs, options.dtype)
+        items = write_pairs(root / "photographs", options.num_photographs, pairs)
+        yield "vit-s", Task(str(model), str(items), options.num_photographs, len(pairs), options.dtype)
     if "small" in models:
         pairs = shipped_pairs()[: options.num_emoji]
-        yield "small", task_of(DEMO_MODEL, root / "emoji", options.num_emoji, pairs, options.dtype)
-
-
-def task_of(model: Path, folder: Path, num_items: int, pairs: list[Pair], dtype: str) -> Task:
-    """Write the pairs, repeated up to the number asked for; the task of embedding them."""
-    return Task(str(model), str(write_pairs(folder, num_items, pairs)), num_items, len(pairs), dtype)
+        items = write_pairs(root / "emoji", options.num_emoji, pairs)
+        yield "small", Task(str(DEMO_MODEL), str(items), options.num_emoji, len(pairs), options.dtype)
 
 
 def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace, num_cores: int) -> dict:
@@ -519,7 +461,7 @@ def measure(workload: str, task: Task, folder: Path, options: argparse.Namespace
     show_standings(title, standings, num_cores, item_flops)
     return {
         "num_items": task.num_items, "num_distinct": task.num_distinct, "item_flops": item_flops, "settings": settings,
-        "contestants": {name: standing.to_json() for name, standing in standings.items()}, "ratios": ratios(standings),
+        "contestants": {name: standing.to_json() for name, standing in standings.items()},
         "paired": paired_ratios(standings, taking_part),
     }  # fmt: skip
 

@@ -5,18 +5,15 @@
     python scripts/bench_retrieval.py 200000 --peers PYTHON --shapes "all directions" matryoshka --only lorann scann
     python scripts/bench_retrieval.py 1000000 --changes                 # also updates and filters: half an hour
 
-On these vectors an index that was tuned with images fails captions, which people search with: all are measured with
-captions that none has seen, asked one at a time and in batches, on one core; times are of its CPU. Recall is by score:
-a row that is as near as the k-th of exact search counts. Figures at a recall are read off a curve over search efforts,
-between the nearest two. Ours is measured before and after the others, and its mean counts. `fastest` is what is built
-where exact search isn't fast enough by itself, `small` what keeps 2 ms. With --folder, what was made there is kept, and
-only measured again. The last line is one JSON document.
+docs/index-building.md says what is measured, and how. Recall is by score: a row that is as near as the k-th of exact
+search counts. Ours is measured before and after the others, and its mean counts. `fastest` is what is built where exact
+search isn't fast enough by itself, `small` what keeps 2 ms. With --folder, what was made there is kept, and only
+measured again. The last line is one JSON document.
 """
 
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +30,7 @@ from vector_shapes import SHAPES, make_shape
 
 from embedder.retrieval.filters import RowFilter
 from embedder.retrieval.flat_index import ExactIndex
-from harness import MIB, CommandFailedError, environment, number, show, table
+from harness import MIB, CommandFailedError, json_of, number, show, table
 from index import constraints as index_constraints
 from index import faiss_build
 from index.build import build_index
@@ -48,6 +45,7 @@ NUM_ASKED, NUM_HELD_OUT, MOST_NEAREST = 4000, 512, 100
 MODEL = {"model_fingerprint": "hard vectors", "embeddings_version": 2}
 OURS, SMALL_MS = ("fastest", "small"), 2.0
 TIMEOUT_S = 1200.0
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LANCE_CPU_THREADS", "RAYON_NUM_THREADS"), "1")
 Find = Callable[[np.ndarray], np.ndarray]
 """Queries (Q, E) -> rows (Q, K)."""
 
@@ -64,7 +62,6 @@ def write_vectors(folder: Path, shape: str, num_images: int, dim: int) -> None:
 
 
 def exact_rows(images: np.ndarray, queries: np.ndarray, k: int = K) -> np.ndarray:
-    """The nearest images of each query, by brute force."""
     return faiss.knn(queries, np.ascontiguousarray(images), k, metric=faiss.METRIC_INNER_PRODUCT)[1]
 
 
@@ -101,26 +98,14 @@ def measure_peer(name: str, pythons: Sequence[str], folder: Path, k: int) -> dic
     """Measure a peer with the first interpreter that has it; or the reason why there is nothing to measure."""
     found: dict = {"design": PEERS[name].design, "reason": "no interpreter"}
     for python in pythons:
+        command = [python, Path(__file__).with_name("retrieval_peers.py"), name, folder, str(k)]
         try:
-            return run_json([python, Path(__file__).with_name("retrieval_peers.py"), name, folder, str(k)])
+            return json_of(command, TIMEOUT_S, **ONE_THREAD)
         except CommandFailedError as error:
             found["reason"] = str(error).splitlines()[-1]
         if "PackageNotFoundError" not in found["reason"]:
             break
     return found
-
-
-def run_json(command: Sequence[str | Path]) -> dict:
-    """Run a command on one thread; gives the JSON of its last line."""
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LANCE_CPU_THREADS", "RAYON_NUM_THREADS"), "1")
-    variables = environment() | single
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S, env=variables)
-    except subprocess.TimeoutExpired as error:
-        raise CommandFailedError(f"took longer than {TIMEOUT_S:.0f} s") from error
-    if done.returncode:
-        raise CommandFailedError(done.stderr.strip() or f"ended with exit code {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compare(folder: Path, k: int, arguments: argparse.Namespace) -> dict:
@@ -225,19 +210,13 @@ def compare_update(folder: Path) -> dict:
         queries=np.load(folder / "captions.npy"), **MODEL,
     )  # fmt: skip
     last = np.einsum("qe,qe->q", images[left[exact_rows(images[left], queries)[:, -1]]], queries)
-    found = {
-        "update_s": untuned_s(updated), "rebuild_s": untuned_s(rebuilt),
-        "times_faster": untuned_s(rebuilt) / untuned_s(updated),
-    }  # fmt: skip
+    found = {"update_s": untuned_s(updated), "rebuild_s": untuned_s(rebuilt)}
+    found["times_faster"] = found["rebuild_s"] / found["update_s"]
     for name, version in (("updated", versions[1]), ("rebuilt", versions[2])):
         index = open_index(version)
         rows = np.array(index.ids["item_id"].to_pylist()).astype(np.int64)[index.search(queries, K).rows]
         found[f"{name}_recall"] = recall_by_score(rows, images, queries, last)
-    print(
-        f"update {found['update_s']:.1f} s, rebuild {found['rebuild_s']:.1f} s: {found['times_faster']:.1f} times; "
-        f"recall@10 {found['updated_recall']:.3f} against {found['rebuilt_recall']:.3f}",
-        flush=True,
-    )
+    show([found], {name: f"{{{name}:.3f}}" for name in found})
     return found
 
 
@@ -292,9 +271,7 @@ def main() -> None:
     parser.add_argument("num_images", nargs="?", type=int, default=300_000)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["few directions"])
-    parser.add_argument(
-        "--targets", nargs="+", type=float, default=[0.95, 0.9, 0.99], help="recalls; ours has the first"
-    )
+    parser.add_argument("--targets", nargs="+", type=float, default=[0.95, 0.9, 0.99], help="recalls; ours has the 1st")
     parser.add_argument("--k", nargs="+", type=int, default=[K])
     parser.add_argument("--peers", nargs="+", metavar="PYTHON", default=[sys.executable], help="interpreters to try")
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), help="peers to measure")

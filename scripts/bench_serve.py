@@ -5,9 +5,8 @@
     python scripts/bench_serve.py --store runs/demo/store          # a store that is there, as of `embedder demo`
 
 64 clients in a process of their own ask different texts. What bounds the service is CPU: text tower, index, HTTP and
-JSON, whose part is the difference to `Store.search` in batches of 32. Then they ask half of what was sustained, and
-the slowest hundredth of the answers is compared with the median of one query alone in process. Models: the shipped one,
-and a text tower of CLIP-B/32's size with random weights. The last line is one JSON document.
+JSON, whose part is the difference to `Store.search` in batches of 32. Then they ask half of what was sustained.
+docs/serve.md has figures of both models. The last line is one JSON document.
 """
 
 import argparse
@@ -82,53 +81,40 @@ class Texts:
 K = 10
 
 
-class Clients:
-    """Threads with a connection each, and what they found."""
+def ask_all(url: str, num_clients: int, seconds: float, first_text: int, rate: float | None) -> dict:
+    """Let clients with a connection each ask one query after another until the time is over."""
+    sys.setswitchinterval(0.0005)  # a thread that has its answer notes the time at once
+    texts, numbers, start_s = Texts(), itertools.count(), time.perf_counter()
+    times_ms, errors = list[float](), list[str]()
 
-    def __init__(self, url: str, seconds: float, first_text: int, rate: float | None) -> None:
-        self.times_ms: list[float] = []
-        self.errors: list[str] = []
-        self._address, self._texts = urlsplit(url), Texts()
-        self._numbers, self._first_text, self._rate = itertools.count(), first_text, rate
-        self._began_s = time.perf_counter()
-        self._stop_s = self._began_s + seconds
-
-    def run(self) -> None:
-        """Ask one query after another until the time is over."""
-        connection = HTTPConnection(self._address.hostname or "", self._address.port, timeout=60)
-        while True:
-            number = next(self._numbers)
-            began_s = time.perf_counter() if self._rate is None else self._began_s + number / self._rate
-            if began_s >= self._stop_s:
+    def ask() -> None:
+        connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
+        for number in numbers:
+            began_s = time.perf_counter() if rate is None else start_s + number / rate
+            if began_s >= start_s + seconds:
                 break
             time.sleep(max(began_s - time.perf_counter(), 0))
-            body = {"queries": [{"text": self._texts[self._first_text + number]}], "k": K}
+            body = {"queries": [{"text": texts[first_text + number]}], "k": K}
             try:
                 connection.request("POST", "/search", json.dumps(body), {"Content-Type": "application/json"})
                 answer = connection.getresponse()
                 content = answer.read()
             except OSError as error:
                 connection.close()
-                self.errors.append(f"{type(error).__name__}: {error}")
+                errors.append(f"{type(error).__name__}: {error}")
                 continue
             if answer.status == 200 and b'"hits":[{' in content:
-                self.times_ms.append(1e3 * (time.perf_counter() - began_s))
+                times_ms.append(1e3 * (time.perf_counter() - began_s))
             else:
-                self.errors.append(f"{answer.status}: {content[:200]!r}")
+                errors.append(f"{answer.status}: {content[:200]!r}")
         connection.close()
 
-
-def ask_all(url: str, num_clients: int, seconds: float, first_text: int, rate: float | None) -> dict:
-    clients = Clients(url, seconds, first_text, rate)
     with ThreadPoolExecutor(num_clients) as threads:
-        for running in [threads.submit(clients.run) for _ in range(num_clients)]:
+        for running in [threads.submit(ask) for _ in range(num_clients)]:
             running.result()
-    times_ms = clients.times_ms or [float("nan")]
-    return {
-        "num_answered": len(clients.times_ms), "num_errors": len(clients.errors), "errors": clients.errors[:3],
-        "queries_per_s": len(clients.times_ms) / seconds, "p50_ms": float(np.percentile(times_ms, 50)),
-        "p99_ms": float(np.percentile(times_ms, 99)),
-    }  # fmt: skip
+    p50_ms, p99_ms = np.percentile(times_ms or [float("nan")], (50, 99)).tolist()
+    found = {"num_answered": len(times_ms), "num_errors": len(errors), "errors": errors[:3]}
+    return found | {"queries_per_s": len(times_ms) / seconds, "p50_ms": p50_ms, "p99_ms": p99_ms}
 
 
 BATCH = 32
@@ -148,8 +134,7 @@ def search_here(store: str, num_queries: int) -> dict:
     cpu_ms = 1e3 * (time.process_time() - cpu_s) / num_asked
     wall_s = time.perf_counter() - began_s
     times = []
-    for number in range(min(num_queries, MAX_SINGLE)):
-        text = texts[2 * FIRST_TEXT + number]
+    for text in [texts[2 * FIRST_TEXT + number] for number in range(min(num_queries, MAX_SINGLE))]:
         began = time.perf_counter()
         opened.search(text, K)
         times.append(1e3 * (time.perf_counter() - began))
@@ -173,20 +158,12 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def run_step(what: str, *arguments: str) -> None:
-    """Search in this process, or be its clients; prints the figures as JSON."""
-    if what == "search":
-        print(json.dumps(search_here(arguments[0], int(arguments[1]))))
-        return
-    sys.setswitchinterval(0.0005)  # a thread that has its answer notes the time at once
-    url, num_clients, seconds, first_text, *rate = arguments
-    found = ask_all(url, int(num_clients), float(seconds), int(first_text), float(rate[0]) if rate else None)
-    print(json.dumps(found))
+STEPS = {"search": search_here, "ask": ask_all}
 
 
 def main() -> None:
-    if sys.argv[1:2] in (["search"], ["ask"]):  # one of its own processes
-        run_step(*sys.argv[1:])
+    if sys.argv[1:2] and sys.argv[1] in STEPS:  # one of its own processes
+        print(json.dumps(STEPS[sys.argv[1]](*map(json.loads, sys.argv[2:]))))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vectors", type=int, default=1_000_000, help="of a store that is made")
@@ -210,16 +187,15 @@ def stores(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, str
         yield Path(options.store).name, options.store
         return
     for kind in options.model or MODELS:
-        model = DEMO_MODEL
-        if kind != "shipped":
-            model = make_clip(folder / f"model-{kind}", CLIP_B32["hidden_size"], CLIP_B32)
+        folder_of = folder / f"model-{kind}"
+        model = DEMO_MODEL if kind == "shipped" else make_clip(folder_of, CLIP_B32["hidden_size"], CLIP_B32)
         print(f"making a store of {options.vectors:,} vectors for the model {kind}", flush=True)
         yield kind, str(make_store(folder / kind, model, options.vectors, options.index))
 
 
 def measure(name: str, store: str, folder: Path, options: argparse.Namespace) -> dict:
     """Measure one store: in process, at full load, and at half of what that sustained."""
-    process = json_of([sys.executable, __file__, "search", store, str(options.queries)], TIMEOUT_S)
+    process = run_step("search", store, options.queries)
     with serving(store, folder / "serve.log") as server:
         load(server, options, 0, seconds=WARM_UP_S)
         full = load(server, options, 1)
@@ -233,14 +209,16 @@ def measure(name: str, store: str, folder: Path, options: argparse.Namespace) ->
     }  # fmt: skip
 
 
+def run_step(name: str, *arguments: object) -> dict:
+    return json_of([sys.executable, __file__, name, *map(json.dumps, arguments)], TIMEOUT_S)
+
+
 def load(
     server: Server, options: argparse.Namespace, number: int, *, seconds: float | None = None, rate: float | None = None
 ) -> dict:
     """Let the clients ask; gives their figures, and the CPU that the service took for each answer."""
     before_s = server.cpu_s
-    arguments = [server.url, options.clients, seconds or options.seconds, number * TEXTS_PER_LOAD]
-    arguments += [] if rate is None else [rate]
-    found = json_of([sys.executable, __file__, "ask", *map(str, arguments)], TIMEOUT_S)
+    found = run_step("ask", server.url, options.clients, seconds or options.seconds, number * TEXTS_PER_LOAD, rate)
     return found | {"cpu_ms": 1e3 * (server.cpu_s - before_s) / max(found["num_answered"], 1)}
 
 

@@ -1,14 +1,14 @@
 """Kill and pause runs at every step, in every kind of process; the store must not lose, double or half-publish a row.
 
-    python scripts/chaos.py [NUM_KILLS] [SEED] [--pauses N] [--bucket] [--keep DIR] [--publish-every SECONDS]
-                            [--models 2] [--step]
+    python scripts/chaos.py [NUM_KILLS] [SEED] [--pauses N] [--bucket] [--keep DIR]
+                            [--models 2] [--step] [--deletion-vectors]
 
 Before most kills the source changes, and an undisturbed store is refreshed beside the disturbed one. A refresh of that
 is killed at a random time, or when a file of some kind appears; on Ray, a stage actor, a worker, a decoding child, the
 raylet or the driver dies. Then it is killed again, or the same command runs to its end, and the stores are compared:
 keys, versions, fingerprints, vectors. All the while a reader checks that what is published is a state of the source,
-whole; with `--publish-every`, each item for itself; with `--models 2`, in both models. With `--step`, a step of one's
-own makes two rows of each image, and its process is killed, too.
+whole; with `--models 2`, in both models. With `--step`, a step of one's own makes two rows of each image, and its
+process is killed, too.
 
 With `--pauses`, so many processes more are stopped, and go on later. Beside a stopped driver the same command runs: it
 is refused, or in a bucket (`--bucket`, of the tests' server) takes the store over. What all processes change is held to
@@ -47,8 +47,6 @@ from harness import EMBEDDER, SCRIPTS, descendants, environment, kill_all, title
 RUN_TIMEOUT_S = 240.0
 LOOK_S = 0.001
 LOOK_AT_ALL_S = 0.05  # at all processes of the run, which takes longer
-
-Reached = Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,7 @@ PAUSED_ON_RAY = ("driver", "write worker", "raylet", "decoding child", "stage ac
 def plan_kills(num: int, rng: Random, *, has_step: bool = False, num_pauses: int = 0) -> list[Kill]:
     """Every moment and every kind of process, as often as there is room; a fifth on Ray."""
     num_ray = min(max(num // 5, len(RAY_PROCESSES) if num >= 20 else 0), num)
-    names = list(RAY_PROCESSES)
-    of_ray = (names * num)[:num_ray]
-    ray = [Kill("ray", each, AT_ONCE if each in SHORT_LIVED else "after a part file") for each in of_ray]
+    ray = [Kill("ray", each, _moment_of(each)) for each in ([*RAY_PROCESSES] * num)[:num_ray]]
     local = []
     for number in range(num - num_ray):
         is_child = number % 10 == 9
@@ -107,24 +103,18 @@ def plan_kills(num: int, rng: Random, *, has_step: bool = False, num_pauses: int
     return plan
 
 
+def _moment_of(process: str) -> str:
+    return AT_ONCE if process in SHORT_LIVED else "after a part file"
+
+
 def _pause(number: int) -> Kill:
     if number % 5 == 4:
         what = PAUSED_ON_RAY[number // 5 % len(PAUSED_ON_RAY)]
-        return Kill("ray", what, AT_ONCE if what in SHORT_LIVED else "after a part file", is_pause=True)
+        return Kill("ray", what, _moment_of(what), is_pause=True)
     if number % 10 == 8:
         return Kill("local", "decoding child", AT_ONCE, is_pause=True)
     moments = [*list(MOMENTS)[1:], "at any time"]
     return Kill("local", "driver", moments[number % len(moments)], is_pause=True)
-
-
-@dataclass
-class Paused:
-    """What became of a paused run."""
-
-    was_there: bool  # whether there was something to pause in time
-    code: int  # exit code of the run
-    second: int | None  # exit code of the same command, where it ran meanwhile
-    faults: list[str]  # what is wrong with either
 
 
 @dataclass
@@ -145,29 +135,38 @@ class Victim:
             return subprocess.Popen(command, stdout=log, stderr=log, env=variables)
 
     def disturb(self, kill: Kill, rng: Random, typical_s: float) -> tuple[bool, int]:
-        """Run it and kill; says whether there was something to kill in time, and the exit code."""
-        return self._struck(self.start(), kill, rng, typical_s, lambda pid: os.kill(pid, signal.SIGKILL))
+        return self._strike(self.start(), kill, rng, typical_s, lambda pid: os.kill(pid, signal.SIGKILL))
 
-    def _struck(
+    def _strike(
         self, process: "subprocess.Popen[bytes]", kill: Kill, rng: Random, typical_s: float,
         strike: Callable[[int], None],
     ) -> tuple[bool, int]:  # fmt: skip
-        family: dict[int, psutil.Process] = {}
+        family, is_struck, deadline_s = dict[int, psutil.Process](), False, time.monotonic() + RUN_TIMEOUT_S
+        reached = self._trigger(kill.moment, rng, typical_s)
         try:
-            is_struck = self._strike_when(process, kill, self._trigger(kill.moment, rng, typical_s), family, strike)
-            code = process.wait(RUN_TIMEOUT_S)
+            while not is_struck and process.poll() is None and time.monotonic() < deadline_s:
+                if reached():
+                    family |= (known := {each.pid: each for each in descendants(process.pid)})
+                    named = (each.pid for each in known.values() if TITLES[kill.what] in title(each))
+                    pid = process.pid if kill.what == "driver" else next(named, None)
+                    if pid is not None:
+                        with contextlib.suppress(ProcessLookupError):
+                            strike(pid)
+                            is_struck = True
+                time.sleep(LOOK_S if kill.moment != AT_ONCE else LOOK_AT_ALL_S)
+            return is_struck, process.wait(RUN_TIMEOUT_S)
         finally:
             # What a killed run leaves behind: the daemons of its Ray would notice only after a while.
             kill_all(family.values())
             if process.poll() is None:
                 process.kill()
-        return is_struck, code
 
-    def pause(self, kill: Kill, rng: Random, typical_s: float) -> Paused:
+    def pause(self, kill: Kill, rng: Random, typical_s: float) -> tuple[bool, int, int | None, list[str]]:
         """Run it, stop a process for a while, and let it end.
 
         Beside a paused driver the same command runs. On a disk it is refused, and the paused one goes on. In a bucket
-        it takes the store over, and the paused one wakes while it is at work, or after it has ended.
+        it takes the store over, and the paused one wakes while it is at work, or after it has ended. Gives whether
+        there was something to pause in time, both exit codes, and what is wrong with either run.
         """
         start = self.log.stat().st_size if self.log.exists() else 0
         process, second, is_held = self.start(), list["subprocess.Popen[bytes]"](), list[bool]()
@@ -187,11 +186,11 @@ class Victim:
             finally:
                 os.kill(pid, signal.SIGCONT)
 
-        was_there, code = self._struck(process, kill, rng, typical_s, strike)
+        was_there, code = self._strike(process, kill, rng, typical_s, strike)
         codes = [each.wait(RUN_TIMEOUT_S) for each in second]
         said = self.log.read_bytes()[start:].decode(errors="replace")
         faults = [f"{kill}: {each}" for each in self._wrong(code, codes, said, is_held=any(is_held))]
-        return Paused(was_there, code, codes[0] if codes else None, faults)
+        return was_there, code, codes[0] if codes else None, faults
 
     def _wrong(self, code: int, codes: list[int], said: str, *, is_held: bool) -> list[str]:
         """What is wrong with the ends of a run that was paused, and of one beside it."""
@@ -209,25 +208,7 @@ class Victim:
             wrong.append(f"the paused run ended with {code}, the one beside it with {second}")
         return wrong
 
-    def _strike_when(
-        self, process: "subprocess.Popen[bytes]", kill: Kill, reached: Reached, family: dict[int, psutil.Process],
-        strike: Callable[[int], None],
-    ) -> bool:  # fmt: skip
-        deadline = time.monotonic() + RUN_TIMEOUT_S
-        while process.poll() is None and time.monotonic() < deadline:
-            if reached():
-                known = {each.pid: each for each in descendants(process.pid)}
-                family.update(known)
-                named = (each.pid for each in known.values() if TITLES[kill.what] in title(each))
-                pid = process.pid if kill.what == "driver" else next(named, None)
-                if pid is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        strike(pid)
-                        return True
-            time.sleep(LOOK_S if kill.moment != AT_ONCE else LOOK_AT_ALL_S)
-        return False
-
-    def _trigger(self, moment: str, rng: Random, typical_s: float) -> Reached:
+    def _trigger(self, moment: str, rng: Random, typical_s: float) -> Callable[[], bool]:
         """Tell when the moment has come, by what stands in the store that did not before."""
         if moment == AT_ONCE:
             return lambda: True
@@ -238,17 +219,16 @@ class Victim:
         if not isinstance(self.store, Path):
             tail = TraceTail(self.trace, MOMENTS[moment])
             return lambda: tail.num_written() >= wanted
-        before = self._stamps(self.store, MOMENTS[moment])
-        store = self.store
-        return lambda: len(self._stamps(store, MOMENTS[moment]) - before) >= wanted
+        store, before = self.store, _stamps(self.store, MOMENTS[moment])
+        return lambda: len(_stamps(store, MOMENTS[moment]) - before) >= wanted
 
-    def _stamps(self, store: Path, pattern: str) -> set[tuple[str, int]]:
-        """Files of the store, with the times of their last change."""
-        found = set()
-        for path in store.glob(pattern):
-            with contextlib.suppress(OSError):
-                found.add((str(path), path.stat().st_mtime_ns if path.is_file() else 0))
-        return found
+
+def _stamps(store: Path, pattern: str) -> set[tuple[str, int]]:
+    found = set()
+    for path in store.glob(pattern):
+        with contextlib.suppress(OSError):
+            found.add((str(path), path.stat().st_mtime_ns if path.is_file() else 0))
+    return found
 
 
 class TraceTail:
@@ -289,32 +269,23 @@ AGAIN_SHARE = 0.3  # of kills after which the next one follows before a run has 
 class Chaos:
     """A disturbed store beside an undisturbed one."""
 
-    def __init__(
-        self,
-        root: Path,
-        seed: int,
-        every_s: float | None = None,
-        place: str | None = None,
-        *,
-        marks: bool = False,
-        **world: int,
-    ) -> None:
-        self.rng = Random(seed)
-        self.world = World(root, Random(seed + 1), **world)
+    def __init__(self, root: Path, place: str | None, options: argparse.Namespace) -> None:
+        self.rng = Random(options.seed)
+        self.world = World(root, Random(options.seed + 1), options.models, options.step)
         self.world.build()
         if place is not None:
             self.world.in_bucket["disturbed"] = f"{place}/disturbed"
-        self.settings: dict[str, float | bool] = {} if every_s is None else {"publish_every_s": every_s}
-        self.poller = Poller(self.world.store("disturbed"), may_mix=bool(self.settings))
-        self.settings |= {"deletion_vectors": True} if marks else {}
+        self.poller = Poller(self.world.store("disturbed"))
+        self.settings = {"deletion_vectors": True} if options.deletion_vectors else {}
         self.tally: Counter[str] = Counter()
         self.by_kill: Counter[str] = Counter()
         self.faults: list[str] = []
+        self.trace = root / "trace.jsonl"
         self.typical_s = 0.0  # seconds of a run
 
     def run(self, plan: list[Kill]) -> None:
         self._refresh_undisturbed()
-        self.poller.start()
+        polling = self.poller.start()
         try:
             begun_s = time.monotonic()
             self._to_the_end()  # the first publication, with an index that later ones keep
@@ -322,7 +293,7 @@ class Chaos:
             for number, kill in enumerate(plan):
                 self._one(number, kill, is_last=number == len(plan) - 1)
         finally:
-            self.poller.stop()
+            polling.stop()
 
     def _one(self, number: int, kill: Kill, *, is_last: bool) -> None:
         """One kill; a run that ends before its moment comes is followed by another."""
@@ -358,18 +329,13 @@ class Chaos:
 
     def _pause(self, kill: Kill) -> tuple[bool, int]:
         """Pause a process; beside a driver the same command runs, without Ray."""
-        paused = self._victim(kill.engine).pause(kill, self.rng, self.typical_s)
-        if paused.second is not None:
-            print(f"     beside it: exit {paused.second}", flush=True)
-            self.tally["refused_meanwhile"] += paused.second == REFUSAL_CODE
-            self.tally["overtaken"] += paused.code == LOST_CODE
-        self.faults += paused.faults
-        return paused.was_there, paused.code
-
-    @property
-    def trace(self) -> Path:
-        """File of what is changed in the disturbed store."""
-        return self.world.root / "trace.jsonl"
+        was_there, code, second, faults = self._victim(kill.engine).pause(kill, self.rng, self.typical_s)
+        if second is not None:
+            print(f"     beside it: exit {second}", flush=True)
+            self.tally["refused_meanwhile"] += second == REFUSAL_CODE
+            self.tally["overtaken"] += code == LOST_CODE
+        self.faults += faults
+        return was_there, code
 
     def _victim(self, engine: str) -> Victim:
         world = self.world
@@ -401,7 +367,6 @@ def main() -> None:
     parser.add_argument("num_kills", nargs="?", type=int, default=30)
     parser.add_argument("seed", nargs="?", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="an empty folder to work in, which is kept")
-    parser.add_argument("--publish-every", type=float, help="seconds between two publications of a run")
     parser.add_argument("--models", type=int, default=1, choices=(1, 2), help="models that the runs compute")
     parser.add_argument("--step", action="store_true", help="make two rows of each image by a step of one's own")
     parser.add_argument("--pauses", type=int, default=0, help="further disturbances: processes stopped for a while")
@@ -409,13 +374,10 @@ def main() -> None:
     parser.add_argument("--bucket", action="store_true", help="have the disturbed store in a bucket on this machine")
     options = parser.parse_args()
     root = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
-    begun_s = time.monotonic()
-    world = {"num_models": options.models, "has_step": options.step}
+    begun_s, rng = time.monotonic(), Random(options.seed)
     try:
         with bucket() if options.bucket else nullcontext() as place:
-            marks = options.deletion_vectors
-            chaos = Chaos(root, options.seed, options.publish_every, place, marks=marks, **world)
-            rng = Random(options.seed)
+            chaos = Chaos(root, place, options)
             chaos.run(plan_kills(options.num_kills, rng, has_step=options.step, num_pauses=options.pauses))
             checked = check(chaos.trace, chaos.world.store("disturbed"))
             code = report(chaos, checked, time.monotonic() - begun_s, options.seed)

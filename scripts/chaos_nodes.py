@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -51,6 +52,7 @@ SETTINGS = {
 }  # fmt: skip
 ONE_REPLICA = "[[stage]]\nreplicas = { min = 1, max = 1 }\n" * 2
 
+HAPPENED = {"kill": "killed", "cut": "partitioned", "pause": "paused", "drain": "drained"}
 Happens = Callable[["NodeRound"], None]
 
 
@@ -82,7 +84,6 @@ class NodeRound:
     rng: Random
     store: str
     what: str = "nothing happened"
-    driver: int = DRIVER
     process: "subprocess.Popen[bytes] | None" = None
     second: Callable[[], int] = lambda: REFUSAL_CODE
     refusal: str = ""
@@ -101,17 +102,9 @@ class NodeRound:
         titles = (title for number in range(1, NUM_NODES + 1) for title in self.cluster.titles(number))
         return any(AT_WORK in title for title in titles) or bool(self.entries())
 
-    def kill(self, number: int) -> None:
-        self.what = f"node {number} killed"
-        self.cluster.kill(number)
-
-    def cut(self, number: int, seconds: float) -> None:
-        self.what = f"node {number} partitioned for {seconds:g} s"
-        self.cluster.cut(number, seconds)
-
-    def pause(self, number: int, seconds: float) -> None:
-        self.what = f"node {number} paused for {seconds:g} s"
-        self.cluster.pause(number, seconds)
+    def disturb(self, how: str, number: int, *seconds: float) -> None:
+        self.what = " ".join([f"node {number} {HAPPENED[how]}", *(f"for {each:g} s" for each in seconds)])
+        getattr(self.cluster, how)(number, *seconds)
 
     def pause_driver(self, seconds: float) -> None:
         """Stop the driver for a while, in which the same command has to be refused."""
@@ -127,8 +120,7 @@ class NodeRound:
             os.kill(pid, signal.SIGCONT)
 
     def drain(self, number: int, seconds: float) -> None:
-        self.what = f"node {number} drained, and ended after {seconds:g} s"
-        self.cluster.drain(number, seconds)
+        self.disturb("drain", number, seconds)
         time.sleep(seconds)
         self.cluster.kill(number)
 
@@ -141,22 +133,21 @@ class NodeRound:
         return sorted(path.stat().st_mtime for path in self.world.store(self.store).glob("runs/*/journal/*.json"))
 
     def report(self) -> dict[str, Any]:
-        """Return the last report in the store; empty where there is none."""
         found = sorted(self.world.store(self.store).glob("runs/*/report.json"))
         return json.loads(found[-1].read_text()) if found else {}
 
 
 FAULTS: dict[str, Happens] = {
-    "kill": lambda each: each.kill(each.rng.randint(1, NUM_NODES)),
-    "kill-only": lambda each: each.kill(each.node_with_stage()),
-    "cut20": lambda each: each.cut(each.node_with_stage(), 20),
-    "cut120": lambda each: each.cut(each.node_with_stage(), 120),
-    "pause10": lambda each: each.pause(each.node_with_stage(), 10),
-    "pause90": lambda each: each.pause(each.node_with_stage(), 90),
+    "kill": lambda each: each.disturb("kill", each.rng.randint(1, NUM_NODES)),
+    "kill-only": lambda each: each.disturb("kill", each.node_with_stage()),
+    "cut20": lambda each: each.disturb("cut", each.node_with_stage(), 20),
+    "cut120": lambda each: each.disturb("cut", each.node_with_stage(), 120),
+    "pause10": lambda each: each.disturb("pause", each.node_with_stage(), 10),
+    "pause90": lambda each: each.disturb("pause", each.node_with_stage(), 90),
     "pause-driver": lambda each: each.pause_driver(15),
     "drain": lambda each: each.drain(each.node_with_stage(), 30),
     "add": lambda each: each.add(),
-    "head": lambda each: each.kill(0),
+    "head": lambda each: each.disturb("kill", 0),
     "own-disks": lambda each: None,  # from the start
 }
 """By kind; `kill-only` ends the node of a stage's only replica, `own-disks` is a store that nodes don't share."""
@@ -165,7 +156,6 @@ FAULTS: dict[str, Happens] = {
 def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: int) -> Outcome:
     """Make a cluster, run on it, disturb it, and compare with the undisturbed store."""
     each = NodeRound(world, cluster, Random(f"{seed} {kind} {number}"), f"{kind}-{number}")
-    each.driver = 1 if kind == "head" else DRIVER
     config = world.config_file(each.store, "ray", ray_address=cluster.address, **SETTINGS)
     if kind != "add":  # a new node can be used where the number of replicas is open
         config.write_text(config.read_text() + ONE_REPLICA)
@@ -174,16 +164,16 @@ def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: 
     for folder in private:
         Path(folder).mkdir()
         each.what = "a store that the nodes don't share"
-    _start(cluster, each, private)
-    begun_s = time.time()
+    start = partial(cluster.start, NUM_NODES + 1, NODE_CPUS, head_cpus=0, private=private)
+    start()
+    begun_s, again = time.time(), None
     try:
         code, happened_s = _disturbed(each, kind, config, log)
-        again = None
         if kind == "head":
-            _start(cluster, each, private)
-            again = _embed(each, config, log).wait(RUN_S)
+            start()
+            again = _embed(each, kind, config, log).wait(RUN_S)
     except subprocess.TimeoutExpired:
-        code, again, happened_s = None, None, begun_s
+        code, happened_s = None, begun_s
     finally:
         cluster.stop()
     wall_s = time.time() - begun_s
@@ -199,13 +189,9 @@ def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: 
     return Outcome(kind, number, seed, each.what, code, again, num_rows, faults, stall_s, wall_s, events, **changes)
 
 
-def _start(cluster: NodeCluster, each: NodeRound, private: Sequence[str]) -> None:
-    # A driver that outlives the head needs a node of its own.
-    cluster.start(NUM_NODES + 1, NODE_CPUS, head_cpus=0, private=private)
-
-
-def _embed(each: NodeRound, config: Path, log: Path) -> "subprocess.Popen[bytes]":
-    command = each.cluster.command(each.driver, [*EMBEDDER, "embed", "--config", str(config)])
+def _embed(each: NodeRound, kind: str, config: Path, log: Path) -> "subprocess.Popen[bytes]":
+    node = 1 if kind == "head" else DRIVER  # a driver that outlives the head needs a node of its own
+    command = each.cluster.command(node, [*EMBEDDER, "embed", "--config", str(config)])
     with log.open("ab") as output:
         variables = environment() | {STORE_TRACE_VARIABLE: str(each.trace)}
         return subprocess.Popen(command, stdout=output, stderr=output, env=variables)
@@ -213,8 +199,8 @@ def _embed(each: NodeRound, config: Path, log: Path) -> "subprocess.Popen[bytes]
 
 def _disturbed(each: NodeRound, kind: str, config: Path, log: Path) -> tuple[int | None, float]:
     """Run, and let the fault happen once stages compute; gives the exit code, and the time of the fault."""
-    process = each.process = _embed(each, config, log)
-    each.second = lambda: _embed(each, config, log.with_suffix(".second.log")).wait(RUN_S)
+    process = each.process = _embed(each, kind, config, log)
+    each.second = lambda: _embed(each, kind, config, log.with_suffix(".second.log")).wait(RUN_S)
     happened_s = time.time()
     try:
         if kind != "own-disks":
@@ -248,7 +234,6 @@ def _faults(each: NodeRound, kind: str, code: int | None, again: int | None) -> 
 
 
 def _refusal(each: NodeRound, code: int | None, log: Path) -> list[str]:
-    """Say what is wrong with the refusal of a store that the nodes don't share."""
     said = log.read_text(errors="replace")
     faults = [] if code == REFUSAL_CODE else [f"exit code {code} instead of {REFUSAL_CODE}"]
     faults += [] if "Traceback" not in said else ["a traceback"]
@@ -297,7 +282,6 @@ def run_rounds(
     world: World, cluster: NodeCluster, plan: Sequence[tuple[str, int]], known: Sequence[Outcome],
     options: argparse.Namespace,
 ) -> list[Outcome]:  # fmt: skip
-    """Make the rounds that are left; gives all that were planned."""
     done = {(each.kind, each.number): each for each in known if each.seed == options.seed}
     left = [key for key in plan if key not in done]
     if left and not (world.store("undisturbed") / "CURRENT.json").exists():
@@ -318,7 +302,6 @@ def run_rounds(
 
 
 def report(outcomes: Sequence[Outcome]) -> int:
-    """Print the table and the summary; gives the exit code."""
     extra = [vars(each) | {"num_events": len(each.events), "wrong": "; ".join(each.faults)} for each in outcomes]
     show(extra, COLUMNS)
     by_kind = {}

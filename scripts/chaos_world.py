@@ -2,8 +2,6 @@
 
 import json
 import os
-import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +9,14 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from deltalake.exceptions import TableNotFoundError
 from PIL import Image
 from published_rows import delta_rows
 
 import embedder
-from corpus import encode, make_model, write_clip, write_config
+from corpus import encode, make_model, write_clip
 from embedder.errors import StoreError
+from embedder.store.environment import RepeatingThread
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
 from embedder.store.tables.models import model_files
@@ -78,17 +76,18 @@ class World:
             make_model(self.root / name, vision | {"image_size": vision["image_size"] + number * 8}, TEXT)
 
     def config_file(self, store: str, engine: str, **settings: object) -> Path:
-        path, settings = self.root / f"{store}-{engine}.toml", RUN_SETTINGS | {"engine": engine} | settings
-        write_config(path, self.root / "model", self.store(store), self.source, **settings)
-        if self.has_step:
-            path.write_text(f"{path.read_text()}\n{STEP}")
-        if not self.further:
-            return path
-        models = [{"uri": str(self.root / "model")}]
-        models += [{"name": name, "uri": str(self.root / name)} for name in self.further]
-        _, _, others = path.read_text().partition("\n")  # its first line is the model
-        tables = ["\n".join(["[[model]]", *(f"{key} = {json.dumps(each[key])}" for key in each)]) for each in models]
-        path.write_text("\n".join([others, *tables, ""]))
+        path, model = self.root / f"{store}-{engine}.toml", str(self.root / "model")
+        values = {"store": str(self.store(store)), "engine": engine} | RUN_SETTINGS | settings
+        tables: list[tuple[str, dict[str, str]]] = [("source", {"path": str(self.source)})]
+        if self.further:
+            tables += [("model", {"uri": model})]
+            tables += [("model", {"name": name, "uri": str(self.root / name)}) for name in self.further]
+        else:
+            values["model"] = model
+        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        for name, own in tables:
+            lines += [f"[[{name}]]", *(f"{key} = {json.dumps(value)}" for key, value in own.items())]
+        path.write_text("\n".join([*lines, STEP if self.has_step else ""]))
         return path
 
     def store(self, name: str) -> Path | str:
@@ -138,15 +137,7 @@ Fingerprint = frozenset[tuple[str, int, str]]
 
 
 def fingerprint(rows: Any) -> Fingerprint:
-    """Tell a table's rows from those of other states."""
     return frozenset(zip(*(rows[name].to_pylist() for name in STATE_COLUMNS), strict=True))
-
-
-def items_in(state: Fingerprint) -> set[tuple[str, Fingerprint]]:
-    rows: dict[str, set[tuple[str, int, str]]] = {}
-    for row in state:
-        rows.setdefault(row[0], set()).add(row)
-    return {(item_id, frozenset(found)) for item_id, found in rows.items()}
 
 
 def state_of(store: Path | str) -> Fingerprint:
@@ -169,20 +160,14 @@ def _compare_model(store: Path | str, undisturbed: Path, model: str | None, diff
         (rows, expected.to_arrow(), ("item_id", "segment"), EXACT),
         (found.items(), expected.items(), ("item_id",), ITEM_FACTS),
     ):
-        by_key, wanted = _by_key(ours, key), _by_key(theirs, key)
-        difference["duplicated"] += [key for key, rows_of in by_key.items() if len(rows_of) > 1]
+        by_key, wanted = ({tuple(map(row.get, key)): row for row in each.to_pylist()} for each in (ours, theirs))
+        counts = Counter(zip(*(ours[name].to_pylist() for name in key), strict=True))
+        difference["duplicated"] += [key for key, count in counts.items() if count > 1]
         difference["lost"] += wanted.keys() - by_key.keys()
         difference["differing"] += by_key.keys() - wanted.keys()
         common = wanted.keys() & by_key.keys()
-        difference["differing"] += [key for key in common if not _same(by_key[key][-1], wanted[key][-1], facts)]
+        difference["differing"] += [key for key in common if not _same(by_key[key], wanted[key], facts)]
     return rows.num_rows
-
-
-def _by_key(table: pa.Table, key: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in table.to_pylist():
-        found.setdefault(tuple(row[name] for name in key), []).append(row)
-    return found
 
 
 def _same(row: dict[str, Any], other: dict[str, Any], facts: Sequence[str]) -> bool:
@@ -193,37 +178,28 @@ def _same(row: dict[str, Any], other: dict[str, Any], facts: Sequence[str]) -> b
     )
 
 
-class Poller(threading.Thread):
+class Poller:
     """Opens what is published all the while, as searches do, and on a disk both tables as other programs do."""
 
-    def __init__(self, store: Path | str, *, may_mix: bool = False) -> None:
-        super().__init__(name="reader", daemon=True)
-        self.may_mix = may_mix
-        """Whether each item may be of another state, as runs publish while they go on."""
+    def __init__(self, store: Path | str) -> None:
         self.allowed: list[Fingerprint] = [frozenset()]
         """States that may be seen: each that the source was in."""
         self.num_polls = 0
         self.seen: list[Fingerprint] = []
         """States in the order of their first sight."""
         self.faults: list[str] = []
-        self._store, self._stopped = store, threading.Event()
+        self._store = store
 
-    def run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self.poll()
-            except (StoreError, OSError, ValueError) as error:
-                self.faults.append(f"{type(error).__name__}: {error}")
-            time.sleep(0.02 if isinstance(self._store, Path) else 1.0)  # the bucket's server has one thread
+    def start(self) -> RepeatingThread:
+        every_s = 0.02 if isinstance(self._store, Path) else 1.0  # the bucket's server has one thread
+        return RepeatingThread(every_s, self._try_to_poll, "reader")
 
-    def stop(self) -> None:
-        self._stopped.set()
-        self.join()
-
-    def _is_allowed(self, state: Fingerprint) -> bool:
-        if not self.may_mix or state in self.allowed:
-            return state in self.allowed
-        return items_in(state) <= set().union(*map(items_in, self.allowed))
+    def _try_to_poll(self) -> bool:
+        try:
+            self.poll()
+        except (StoreError, OSError, ValueError) as error:
+            self.faults.append(f"{type(error).__name__}: {error}")
+        return True
 
     def poll(self) -> None:
         self.num_polls += 1
@@ -235,9 +211,9 @@ class Poller(threading.Thread):
             return
         state = self._whole_state(files, current)
         for name, own in current.models.items():
-            if not self.may_mix and self._whole_state(model_files(files, name), own) != state:
+            if self._whole_state(model_files(files, name), own) != state:
                 self.faults.append(f"run {current.run_id}: model {name} is of another state than the main one")
-        if not self._is_allowed(state):
+        if state not in self.allowed:
             self.faults.append(f"run {current.run_id}: {len(state)} rows that are no state of the source")
         elif state not in self.seen:
             self.seen.append(state)
@@ -265,5 +241,5 @@ class Poller(threading.Thread):
             rows = delta_rows(files.uri("embeddings"), columns=STATE_COLUMNS)
         except TableNotFoundError:
             return
-        if rows.num_rows and not self._is_allowed(fingerprint(rows)):
+        if rows.num_rows and fingerprint(rows) not in self.allowed:
             self.faults.append(f"newest embeddings: {rows.num_rows} rows that are no state")

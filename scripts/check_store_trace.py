@@ -64,7 +64,7 @@ def _change(found: dict[str, Any]) -> Change:
 def judge(changes: Sequence[Change], address: str, files: StoreFiles | None = None) -> Checked:
     firsts = [each for each in changes if each.what == "put" and each.path in ("store.json", "CURRENT.json")]
     is_whole = bool(firsts) and firsts[0].condition == "absent"
-    earlier = None if files is None else lambda path: _read(files, path)
+    earlier = None if files is None else lambda path: files.read(path) if files.exists(path) else None
     will_go = frozenset(path for each in changes if each.what == "delete" for path in each.paths)
     checker = TraceChecker(is_whole, "://" not in address, earlier, will_go)
     events = [(change.begin_ns, 0, number, change) for number, change in enumerate(changes)]
@@ -75,13 +75,6 @@ def judge(changes: Sequence[Change], address: str, files: StoreFiles | None = No
     if files is not None:
         checker.compare(files.list(""))
     return Checked(checker.num_effects, checker.deviations)
-
-
-def _read(files: StoreFiles, path: str) -> bytes | None:
-    try:
-        return files.read(path)
-    except FileNotFoundError:
-        return None
 
 
 def check(trace: Path, store: str | Path | None = None) -> Checked:

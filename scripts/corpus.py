@@ -80,17 +80,6 @@ def write_clip(path: Path, frames: Sequence[np.ndarray], codec: str = "mpeg4", k
         container.mux(stream.encode())
 
 
-def write_config(path: Path, model: Path, store: Path, source: Path | str, **settings: object) -> Path:
-    """Write the configuration file of a run over one source; values are written as JSON, which TOML reads."""
-    settings = {"model": str(model), "store": str(store), **settings}
-    plain = {key: value for key, value in settings.items() if not isinstance(value, dict)}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
-    for name in settings.keys() - plain.keys():
-        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in settings[name].items())]
-    path.write_text("\n".join([*lines, "[[source]]", f"path = {json.dumps(str(source))}", ""]))
-    return path
-
-
 def make_model(folder: Path, vision: dict, text: dict) -> Path:
     """A model folder with fresh weights, and the demo's tokeniser."""
     demo = json.loads((DEMO_MODEL / "config.json").read_text())

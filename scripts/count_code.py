@@ -27,12 +27,7 @@ BELOW_INGEST = (
     "media", "store", "storage", "compat", "process",
 )  # fmt: skip
 LONG_LINES = 40
-COLUMNS = {
-    "checkout": "{checkout}",
-    **{name: f"{{{name}:,}}" for name in PACKAGES},
-    "plug-ins": "{plug-ins:,}",
-    "all": "{all:,}",
-}
+COLUMNS = {"checkout": "{checkout}"} | {name: f"{{{name}:,}}" for name in (*PACKAGES, "plug-ins", "all")}
 COLUMNS |= {"longest file": "{longest}", "of the first": "{ratio:.3f}"}
 FIGURES = ("files", "in circles", "RunConfig below ingest", "functions over 40 lines", "class names twice")
 STRUCTURE = {name: f"{{{name}}}" for name in ("checkout", *FIGURES, "file names twice")}
@@ -73,7 +68,9 @@ def structure(checkout: Path) -> dict[str, int]:
     functions = [node for _, node in nodes if isinstance(node, FUNCTIONS)]
     classes = Counter(node.name for _, node in nodes if isinstance(node, ast.ClassDef))
     names = Counter(path.name for path in trees if path.name != "__init__.py")
-    readers = {path for path, node in nodes if isinstance(node, ast.ImportFrom) and _imports_configuration(node)}
+    imports = [(path, node) for path, node in nodes if isinstance(node, ast.ImportFrom)]
+    of_config = ((path, node) for path, node in imports if node.module == "embedder.config")
+    readers = {path for path, node in of_config if any(each.name == "RunConfig" for each in node.names)}
     return {
         "files": len(trees),
         "in circles": sum(map(len, file_circles(import_graph(checkout, trees)))),
@@ -87,10 +84,6 @@ def structure(checkout: Path) -> dict[str, int]:
 def product_trees(checkout: Path) -> dict[Path, ast.Module]:
     paths = (path for package in PRODUCT for path in sorted((checkout / package).rglob("*.py")))
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
-
-
-def _imports_configuration(node: ast.ImportFrom) -> bool:
-    return node.module == "embedder.config" and any(each.name == "RunConfig" for each in node.names)
 
 
 def import_graph(checkout: Path, trees: Mapping[Path, ast.Module]) -> networkx.DiGraph:
@@ -142,7 +135,6 @@ class Trail:
         self._visit(f"{module}.{function}", set())
 
     def figures(self) -> dict[str, int]:
-        """Count the files, and the ways back."""
         at = {f"embedder.{name}": number for number, layer in enumerate(self.layers) for name in layer.split(" | ")}
         heights = [at.get(".".join(stop.split(".")[:2]), len(at)) for stop in self.stops]
         back = sum(after < before for before, after in pairwise(heights))
@@ -157,9 +149,8 @@ class Trail:
         if not isinstance(node, ast.ClassDef):
             return False
         fields = {each.target.id: each.annotation for each in node.body if isinstance(each, ast.AnnAssign)}
-        fields |= {
-            each.arg: each.annotation for each in _parameters(self.defined.get(f"{name}.__init__", (0, node))[1])
-        }
+        made_by = self.defined.get(f"{name}.__init__", (module, node))[1]
+        fields |= {each.arg: each.annotation for each in _parameters(made_by)}
         found = {each for each, kind in fields.items() if self._types(module, [kind]) & (self.whole | self.holders)}
         self.fields |= found
         return bool(found)

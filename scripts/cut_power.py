@@ -3,11 +3,10 @@
     python scripts/cut_power.py [NUM_CUTS] [SEED] [--plant sync-nothing]
 
 A writer publishes without pause on an ext4 file system in an image file (a loop device; needs root). At a random moment
-the image is copied as its device has it: what the kernel holds back is not in it. The copy is mounted, and must hold
-what the writer had said to be done: `embedder store check --deep` finds no error, both tables have the rows of one
-publication, the last one or a later one. Then the next writer publishes there and cleans up, and the check must find
-nothing at all. `--plant sync-nothing` leaves the flushes out, which must be found. The last line is one JSON object;
-exit 1 where something was lost, and 3 where there is no loop device.
+the image is copied as its device has it, without what the kernel holds back. The copy is mounted, and must be what the
+writer had said to be done, or later, and pass `embedder store check --deep`, also after the next writer. `--plant
+sync-nothing` leaves the flushes out, which must be found. The last line is one JSON object; exit 1 where something was
+lost, and 3 where there is no loop device.
 """
 
 import argparse
@@ -20,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -70,30 +69,24 @@ class Writer:
         self._num += 1
         work = self.random.choices(("embed", "retire", "compact", "vacuum", "purge"), (8, 2, 1, 2, 1))[0]
         purged = next((item for item in self.rows if item.startswith("secret")), None)
+        chosen, gone = dict[str, str](), None
         if work == "embed" or not self.rows or (work == "purge" and purged is None):
             chosen = dict.fromkeys(self.random.sample(ITEMS, self.random.randint(1, 3)), f"{self._num:032x}")
             chosen |= {f"secret{self._num}": f"{self._num:032x}"} if purged is None else {}
-            self.rows = self.rows | chosen
-            yield self.rows
-            self.embed(chosen)
-        elif work == "retire":
-            gone = self.random.choice(sorted(self.rows))
-            self.rows = {item: version for item, version in self.rows.items() if item != gone}
-            yield self.rows
-            self.embed({}, [gone])
-        elif work == "purge" and purged is not None:
-            self.rows = {item: version for item, version in self.rows.items() if item != purged}
-            yield self.rows
+        elif work in ("retire", "purge"):
+            gone = purged if work == "purge" else self.random.choice(sorted(self.rows))
+        self.rows = {item: version for item, version in self.rows.items() if item != gone} | chosen
+        yield self.rows
+        if chosen or work == "retire":
+            self.embed(chosen, [] if gone is None else [gone])
+        elif work == "purge":
             self.locked(lambda: purge(self.files, {purged}, none))
+        elif work == "compact":
+            self.locked(lambda: compact(self.files, choose_index=none))
         else:
-            yield self.rows
-            if work == "compact":
-                self.locked(lambda: compact(self.files, choose_index=none))
-            else:
-                self.locked(lambda: vacuum(self.files, keep_days=0, keep_versions=2))
+            self.locked(lambda: vacuum(self.files, keep_days=0, keep_versions=2))
 
-    def embed(self, chosen: Mapping[str, str], retired: list[str] | None = None) -> None:
-        """Publish rows, each in a part file of its own."""
+    def embed(self, chosen: Mapping[str, str], retired: Sequence[str] = ()) -> None:
         with write_lock(self.files):
             bind_store(self.files, INFO)
             finish_publication(self.files)
@@ -106,7 +99,7 @@ class Writer:
             if len(chosen) > 1:
                 seal(self.files, run.run_id, sorted(names_in_journal(self.files, run.run_id)))
             intent = PublishIntent(kind="refresh", info=INFO)
-            publish([ModelWork(run, metadata, intent, pa.chunked_array([pa.array(retired or [], pa.string())]))])
+            publish([ModelWork(run, metadata, intent, pa.chunked_array([pa.array(retired, pa.string())]))])
 
     def locked(self, work: Callable[[], object]) -> None:
         with write_lock(self.files):
@@ -146,8 +139,7 @@ def mounted(image: Path, folder: Path) -> Iterator[str]:
     folder.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "ext4", "-o", OPTIONS, image, folder], check=True)
     try:
-        found = subprocess.run(["findmnt", "-n", "-o", "SOURCE", folder], check=True, capture_output=True, text=True)
-        yield Path(found.stdout.strip()).name
+        yield Path(subprocess.check_output(["findmnt", "-n", "-o", "SOURCE", folder], text=True).strip()).name
     finally:
         subprocess.run(["umount", folder], check=True)
 
@@ -184,8 +176,7 @@ def _extents(file: int) -> Iterator[tuple[int, int]]:
 
 
 def published_rows(files: StoreFiles) -> Rows:
-    rows = {} if read_current(files) is None else versions_of(files).to_pydict()
-    return dict(zip(*rows.values(), strict=True)) if rows else {}
+    return {} if read_current(files) is None else dict(zip(*versions_of(files).to_pydict().values(), strict=True))
 
 
 def judge(folder: Path, allowed: list[Rows], seed: int) -> list[str]:
@@ -222,13 +213,12 @@ def _errors(files: StoreFiles, severities: tuple[str, ...]) -> list[str]:
 
 def cut_power(num_cuts: int, seed: int, root: Path, plant: str | None) -> int:
     image, copy, random, began_s = root / "disk.img", root / "cut.img", Random(seed), time.monotonic()
-    with image.open("wb") as file:
-        file.truncate(IMAGE_BYTES)
+    subprocess.run(["truncate", "-s", str(IMAGE_BYTES), image], check=True)
     subprocess.run(["mkfs.ext4", "-q", "-F", "-J", "size=4", "-E", "lazy_itable_init=0", image], check=True)
-    own = [sys.executable, __file__, "--write", str(root / "disk" / "store"), "--seed", str(seed)]
+    command = [sys.executable, __file__, "--write", root / "disk" / "store", "--seed", str(seed)]
+    command += ["--plant", plant] if plant else []
     faults, publications = 0, 0
     with mounted(image, root / "disk") as device:
-        command = own + (["--plant", plant] if plant else [])
         writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             states = States(writer)

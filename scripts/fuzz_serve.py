@@ -13,9 +13,11 @@ import re
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
+
+from harness import ask
 
 CHECKS = "not_a_server_error,content_type_conformance,response_schema_conformance"
 CONFIGURATION = """
@@ -24,7 +26,7 @@ expected-statuses = ["2xx", "3xx", "4xx", 503]
 """
 COUNT = re.compile(r'^embedder_request_seconds_count\{route="([^"]*)",status="(\d+)"\} (\S+)$', re.MULTILINE)
 GRACE_S, WORKERS = 120, "4"
-SEARCH = b'{"queries": [{"text": "a"}], "k": 1}'
+SEARCH = {"queries": [{"text": "a"}], "k": 1}
 
 
 def main() -> int:
@@ -65,16 +67,15 @@ def fuzz(asked: argparse.Namespace, url: str, parameters: str) -> bool:
 
 
 def statuses(url: str) -> dict[tuple[str, str], int]:
-    """Requests that the server has answered, by route and status."""
     text = answer_of(f"{url}/metrics").decode()
     return {(route, status): int(float(count)) for route, status, count in COUNT.findall(text)}
 
 
-def answer_of(url: str, body: bytes | None = None) -> bytes:
+def answer_of(url: str, body: dict[str, Any] | None = None) -> bytes:
     """Body of an answer that has to be 200."""
-    asked = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        content: bytes = answer.read()
+    status, content = ask(url, body)
+    if status != 200:
+        sys.exit(f"{url}: {status} {content[:300]!r}")
     return content
 
 

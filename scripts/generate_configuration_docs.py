@@ -14,16 +14,9 @@ from embedder.plugins.train.train_config import TrainConfig
 
 PAGE = Path(__file__).parents[1] / "docs/configuration.md"
 HEAD = Path(__file__).with_name("configuration_head.md").read_text(encoding="utf-8")
-RUN = """\
-## A run
-
-Read by all commands but `embedder train`.
-"""
-TRAINING = """\
-## A training run
-
-Read by `embedder train`. `[[source]]`, `[source.columns]` and `[decode]` have the keys of a run.
-"""
+RUN = "## A run\n\nRead by all commands but `embedder train`.\n"
+KEYS_OF_A_RUN = "`[[source]]`, `[source.columns]` and `[decode]` have the keys of a run."
+TRAINING = f"## A training run\n\nRead by `embedder train`. {KEYS_OF_A_RUN}\n"
 
 
 def page() -> str:

@@ -35,10 +35,8 @@ class Panel:
     width: int = 8  # columns
 
 
-PANELS = {
-    name: tuple(Panel(**each) for each in panels)
-    for name, panels in tomllib.loads(Path(__file__).with_name("dashboards.toml").read_text(encoding="utf-8")).items()
-}
+_TOLD = tomllib.loads(Path(__file__).with_name("dashboards.toml").read_text(encoding="utf-8"))
+PANELS = {name: tuple(Panel(**each) for each in panels) for name, panels in _TOLD.items()}
 DASHBOARDS = {
     "run": ("embedder: a run", "embedder_live_started_timestamp_seconds"),
     "fleet": ("embedder: a fleet of runs", "embedder_run_exit_code"),
@@ -67,12 +65,8 @@ def _without_nulls(tree: Any) -> Any:
 
 def _stores(metric: str) -> dashboard.QueryVariable:
     variable = dashboard.QueryVariable("store").label("store").datasource(SOURCE)
-    variable = (
-        variable.query(f"label_values({metric}, store)")
-        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(VariableSort.ALPHABETICAL_ASC)
-    )
-    return variable.multi(True).include_all(True).all_value(".*")
+    variable = variable.query(f"label_values({metric}, store)").refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+    return variable.sort(VariableSort.ALPHABETICAL_ASC).multi(True).include_all(True).all_value(".*")
 
 
 def _built(panel: Panel) -> timeseries.Panel | stat.Panel | gauge.Panel:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from published_models import PUBLISHED, PublishedModel
+from published_models import PUBLISHED
 
 from shards.convert.transformers_model import read_tower
 from shards.costs import count_parameters
@@ -55,15 +55,11 @@ def _cells(name: str) -> list[str]:
     with TemporaryDirectory() as folder:
         config = model.describe(Path(folder))
     *sizes, parameters = _sizes(config)
-    return [name, _source(model), *sizes, model.languages, parameters, model.licence, _cut(config)]
-
-
-def _source(model: PublishedModel) -> str:
-    return f"`{model.source if model.source.startswith('path/') else f'hf:{model.source}'}`"
+    source = model.source if model.source.startswith("path/") else f"hf:{model.source}"
+    return [name, f"`{source}`", *sizes, model.languages, parameters, model.licence, _cut(config)]
 
 
 def _sizes(config: ModelConfig) -> list[str]:
-    """Image size, tokens of an image, the most of a caption, parameters."""
     image = ["", ""]
     if config.vision is not None:
         side = str(config.vision.side_px) if config.vision.patch_px is None else "own proportions"

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from embedder.batch_schema import TRACE
 from embedder.placement.device_settings import GPU_SETTINGS, group_costs
-from embedder.steps.host_copies import DeviceTimes, OverlappedCopies
+from embedder.steps.host_copies import OverlappedCopies
 from embedder.steps.stage import INPUTS, TowerStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack_flat
@@ -111,7 +111,7 @@ class SimulatedGpu:
         self.figures, self.slowness = figures, slowness
         self.last_ended: Event | None = None  # of the last batch of any stage
         self.computed_s, self.waited_s = 0.0, dict.fromkeys(CAUSES, 0.0)  # so far, in the device's seconds
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self.known: dict[Any, Any] = {}
         self._default, self._current = Stream(self), threading.local()
         self._calling, self._launchers = set[int](), set[int]()
@@ -164,19 +164,13 @@ class SimulatedGpu:
         """Take the interpreter's time of an operation, and put its kernel on the stream."""
         seconds = self.figures.view_s
         if kernel_s:
-            with self._lock:
+            with self.lock:
                 self.current_stream().put(kernel_s * self.slowness, self.now_s)
                 self.computed_s += kernel_s
             seconds = self.figures.launch_s
             self._launchers.add(threading.get_ident())
         is_contended = len(self._calling & self._launchers) > 1
         self.spend(seconds * (self.figures.contended if is_contended else 1.0))
-
-    def count_waits(self, times: DeviceTimes) -> None:
-        """Add what the device waited for before a batch."""
-        with self._lock:
-            self.waited_s["input"] += times.waited_input_s
-            self.waited_s["copies"] += times.waited_copy_s
 
     def idle_shares(self, computed_s: float, waited_s: dict[str, float], window_s: float) -> dict[str, float]:
         """Shares of a window in which the device computed nothing, by cause; the first arguments are at its start.
@@ -191,7 +185,6 @@ class SimulatedGpu:
         return {cause: waits[cause] / window_s for cause in CAUSES}
 
     def copy(self, num_bytes: int) -> None:
-        """Put a copy between host and device on the current stream."""
         self.current_stream().put(num_bytes / self.figures.link_bytes_per_s * self.slowness, self.now_s)
 
     def kernel_s(self, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> float:
@@ -252,7 +245,6 @@ class Launching(TorchDispatchMode):
             self._gpu.synchronize()
 
     def _result(self, func: Any, args: Any, kwargs: Any, on_device: list[torch.Tensor]) -> tuple[Any, float]:
-        """Result of an operation, and the seconds of its kernel."""
         key = (func, _look(args), _look(kwargs))
         known = self._gpu.known.get(key)
         if known is None:
@@ -320,12 +312,13 @@ class SimulatedCopies(OverlappedCopies):
 
     def __call__(self, run: Any, batch: Any) -> Any:
         result, times = super().__call__(run, batch)
-        self._gpu.count_waits(times)
+        with self._gpu.lock:
+            self._gpu.waited_s["input"] += times.waited_input_s
+            self._gpu.waited_s["copies"] += times.waited_copy_s
         return result, times
 
     @property
     def _last_ended(self) -> Any:
-        """End of the last batch of any stage: they share the device."""
         return self._gpu.last_ended
 
     @_last_ended.setter
@@ -378,7 +371,6 @@ def shard_of_shapes(config: ModelConfig, spec: ShardSpec, dtype: str = "bfloat16
 
 
 def write_config(config: ModelConfig, folder: Path) -> Path:
-    """Write a model folder that has a configuration alone."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(config.to_json(), encoding="utf-8")
     return folder
@@ -468,21 +460,15 @@ def simulate_stages(
     costs = group_costs(config, [figures.name])
     specs = [stage.spec for stage in plan_shards(config, num_stages, dtype=DTYPE).stages]
     settings = {"batch_sizes": (num_rows,), "group_costs": tuple(costs)}
-    stages = [
-        SimulatedStage(StageSpec(index, str(folder), spec, DTYPE, "meta", 1, **settings), gpu).load()
-        for index, spec in enumerate(specs)
-    ]
+    specs = [StageSpec(index, str(folder), each, DTYPE, "meta", 1, **settings) for index, each in enumerate(specs)]
+    stages = [SimulatedStage(each, gpu).load() for each in specs]
     num_filling = calls_at_once * num_stages
     queues = [Queue[pa.Table | None](calls_at_once) for _ in range(num_stages)]
     done = Queue[pa.Table | None]()
-    workers = [
-        threading.Thread(target=_work, args=(stage, gpu, own, after), daemon=True)
-        for stage, own, after in zip(stages, queues, [*queues[1:], done], strict=True)
-        for _ in range(calls_at_once)
-    ]
     with fused_attention(gpu):
-        for worker in workers:
-            worker.start()
+        for stage, own, after in zip(stages, queues, [*queues[1:], done], strict=True):
+            for _ in range(calls_at_once):
+                threading.Thread(target=_work, args=(stage, gpu, own, after), daemon=True).start()
         block = rows_of(sample_states(config, num_rows), num_rows)
         fed = [block] * (num_blocks + 2 * num_filling)
         threading.Thread(target=lambda: [*map(queues[0].put, fed)], daemon=True).start()

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -55,7 +55,6 @@ class Library:
 
 
 def make_library(tree: dict[str, Any], dtype: str, device: str) -> Library:
-    """The model of a `config.json` with random weights."""
     from transformers import AutoConfig, AutoModel
 
     config = AutoConfig.for_model(**tree)
@@ -155,23 +154,10 @@ def loop_rate(library: Library, files: Files, batch_size: int, num_workers: int)
     return {"rows_per_s": later / (whole_s - first_s) if later else None, "first_s": first_s, "whole_s": whole_s}
 
 
-@dataclass
-class Samples:
-    """What a GPU's driver said of it, once a second."""
-
-    busy: list[float] = field(default_factory=list)  # shares of 1
-    watts: list[float] = field(default_factory=list)
-
-    def after(self, start_s: float) -> tuple[float | None, float | None]:
-        """Means of the busy share and of the watts, of the samples after so many seconds."""
-        rest = slice(int(start_s), None)
-        return tuple(mean(values[rest]) if values[rest] else None for values in (self.busy, self.watts))
-
-
 @contextmanager
-def gpu_samples(device: str) -> Iterator[Samples]:
-    """Sample the first GPU in the block; nothing on a CPU, or where its driver's tool is missing."""
-    samples = Samples()
+def gpu_samples(device: str) -> Iterator[list[tuple[float, float]]]:
+    """Percents busy and watts of the first GPU, once a second; none on a CPU, or where its driver's tool is missing."""
+    samples: list[tuple[float, float]] = []
     if device != "cuda" or shutil.which(NVIDIA_SMI[0]) is None:
         yield samples
         return
@@ -184,19 +170,16 @@ def gpu_samples(device: str) -> Iterator[Samples]:
         for line in lines.splitlines():
             with suppress(ValueError):
                 busy, watts = map(float, line.split(","))
-                samples.busy.append(busy / 100)
-                samples.watts.append(watts)
+                samples.append((busy, watts))
 
 
 def run_from_files(
     model: Path, items: Path, out: Path, num_stages: int, *, dtype: str, device: str, compile_: bool, timeout_s: float
 ) -> dict[str, Any]:
-    """Embed a folder of pairs with the command line; rates are pairs a second.
+    """Embed a folder of pairs with the command line; rates are pairs a second, the steady one and with start-up.
 
-    Returns:
-        Its steady rate and the one with start-up, the shares of the time from a stage's first batch on in which the GPU
-        waited, by cause and mean of the stages, and what the driver said after the start. A run that fails or takes
-        longer has `failed` alone.
+    Idle shares are of the time from a stage's first batch on, by cause and mean of the stages; what the driver said is
+    of the time after the start. A run that fails or takes longer has `failed` alone.
     """
     out.mkdir(parents=True)
     settings = {"num_stages": num_stages, "dtype": dtype, "device": device, "compile": str(compile_).lower()}
@@ -209,12 +192,13 @@ def run_from_files(
     except CommandFailedError as error:
         return {"failed": str(error)}
     report = json.loads(watched.last_line)
-    gpu_busy, watts = samples.after(report["startup_s"])
+    after = samples[int(report["startup_s"]) :]
+    busy, watts = map(mean, zip(*after, strict=True)) if after else (None, None)
     return {
         "rows_per_s": report["steady_items_per_s"] or report["items_per_s"],
         "whole_rows_per_s": report["num_items"] / watched.wall_s, "startup_s": report["startup_s"],
         "bottleneck": report["observed_bottleneck"], "idle": idle_shares(report["steps"]),
-        "gpu_busy": gpu_busy, "watts": watts, "peak_mib": watched.peak_bytes / MIB,
+        "gpu_busy": None if busy is None else busy / 100, "watts": watts, "peak_mib": watched.peak_bytes / MIB,
     }  # fmt: skip
 
 
@@ -224,7 +208,5 @@ def idle_shares(steps: list[dict[str, Any]]) -> dict[str, float] | None:
     if not stages:
         return None
     whole_s = [stage["wall_s"] + sum(stage[key] for key in WAITS.values()) for stage in stages]
-    return {
-        cause: mean(stage[key] / seconds for stage, seconds in zip(stages, whole_s, strict=True))
-        for cause, key in WAITS.items()
-    }
+    timed = list(zip(stages, whole_s, strict=True))
+    return {cause: mean(stage[key] / seconds for stage, seconds in timed) for cause, key in WAITS.items()}

@@ -1,6 +1,6 @@
 """What the scripts share: commands and services that are run and watched, what their processes take, and tables.
 
-Imports of this project only how it measures CPU and memory itself, so that both are counted alike.
+Imports of this project only how it measures CPU and memory itself, so that both are counted alike, and its threads.
 """
 
 import contextlib
@@ -9,23 +9,23 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import psutil
+import urllib3
 
 from embedder.executors.monitor import CpuUse, PeakMemory
+from embedder.store.environment import RepeatingThread
 
 SCRIPTS = Path(__file__).parent
 EMBEDDER = (sys.executable, "-m", "embedder")
 INTERVAL_S = 0.5
 MIB = 1 << 20
+HTTP = urllib3.PoolManager(maxsize=64, retries=False, timeout=300.0)
 
 
 class CommandFailedError(Exception):
@@ -48,21 +48,20 @@ def run_watched(
 ) -> Watched:
     """Run a command to its end, and watch the cores and the memory that its processes take."""
     out, err = folder / "stdout.txt", folder / "stderr.txt"
-    cpu_use, peak_memory, ended = CpuUse(), PeakMemory(), threading.Event()
+    cpu_use, peak_memory = CpuUse(), PeakMemory()
     started_s = time.time()
     with out.open("w") as stdout, err.open("w") as stderr:
         output = {"stdout": stdout, "stderr": stderr}
         process = subprocess.Popen(command, **output, cwd=checkout, env=environment(checkout), start_new_session=True)
     root = psutil.Process(process.pid)
 
-    def look() -> None:
-        while not ended.wait(INTERVAL_S):
-            everyone = [root, *descendants(process.pid)]
-            cpu_use.look(everyone)
-            peak_memory.look(everyone)
+    def look() -> bool:
+        everyone = [root, *descendants(process.pid)]
+        cpu_use.look(everyone)
+        peak_memory.look(everyone)
+        return True
 
-    watcher = threading.Thread(target=look, name="watch", daemon=True)
-    watcher.start()
+    watcher = RepeatingThread(INTERVAL_S, look, "watch")
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -70,8 +69,7 @@ def run_watched(
         kill_all([*descendants(process.pid), root])
         process.wait()
     finally:
-        ended.set()
-        watcher.join()
+        watcher.stop()
     wall_s = time.time() - started_s
     if code != 0:
         how = f"took longer than {timeout_s:.0f} s" if code is None else f"ended with exit code {code}"
@@ -80,10 +78,15 @@ def run_watched(
     return Watched(started_s, wall_s, cpu_use, peak_memory.num_bytes, last_line)
 
 
-def json_of(command: Sequence[str | Path], timeout_s: float | None = None, *, checkout: Path | None = None) -> dict:
+def json_of(command: Sequence[str | Path], timeout_s: float, **variables: str) -> dict:
     """Run a command that has to succeed; gives the JSON of the last line that it prints."""
-    options = {"cwd": checkout, "env": environment(checkout), "timeout": timeout_s}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, **options)
+    output = {"capture_output": True, "text": True, "env": environment() | variables}
+    try:
+        done = subprocess.run(command, check=False, timeout=timeout_s, **output)
+    except subprocess.TimeoutExpired as error:
+        raise CommandFailedError(f"took longer than {timeout_s:.0f} s") from error
+    if done.returncode:
+        raise CommandFailedError(done.stderr.strip() or f"ended with exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -119,7 +122,6 @@ def title(process: psutil.Process) -> str:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """End processes at once; those that have ended are left out."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -177,21 +179,17 @@ class Server:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of its processes, each shared page counted once (PSS)."""
         return int(self._total(lambda each: each.memory_full_info().pss))
 
 
 @contextmanager
-def serving(
-    store: str | Path, log: Path, options: Sequence[str] = (), *, checkout: Path | None = None
-) -> Iterator[Server]:
+def serving(store: str | Path, log: Path, options: Sequence[str] = ()) -> Iterator[Server]:
     """Start `embedder serve` on a free port of this machine, wait until it is ready, and end it in the end."""
     port = free_port()
     began_s, url = time.perf_counter(), f"http://127.0.0.1:{port}"
     command = [*EMBEDDER, "serve", "--store", str(store), "--port", str(port), *options]
     with log.open("wb") as out:
-        output = {"stdout": out, "stderr": out}
-        process = subprocess.Popen(command, **output, cwd=checkout, env=environment(checkout), start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment(), start_new_session=True)
     try:
         while not is_ready(url):
             if process.poll() is not None or time.perf_counter() - began_s > START_TIMEOUT_S:
@@ -211,10 +209,15 @@ def serving(
 
 def is_ready(url: str) -> bool:
     try:
-        with urlopen(f"{url}/readyz", timeout=5) as answer:
-            return answer.status == 200
-    except (URLError, OSError):
+        return ask(f"{url}/readyz")[0] == 200
+    except urllib3.exceptions.HTTPError:
         return False
+
+
+def ask(url: str, body: Mapping[str, object] | None = None) -> tuple[int, bytes]:
+    """Ask a service, and by POST where there is a body; status and content."""
+    answer = HTTP.request("GET" if body is None else "POST", url, json=body)
+    return answer.status, answer.data
 
 
 def free_port() -> int:

@@ -59,7 +59,6 @@ def source_cases(good: Good) -> Iterator[tuple[str, Make]]:
 
 
 def captions() -> dict[str, bytes]:
-    """Content of a caption by the name of its file."""
     return {
         "nul.txt": b"a red\x00 car\x00", "not utf-8.txt": b"caf\xe9 \xff\xfe",
         "ten thousand words.txt": b"word " * 10_000, "one word of a megabyte.txt": b"w" * 1_000_000,

@@ -3,12 +3,7 @@
     python scripts/make_demo_data.py NOTO_PARQUET [--out embedder/demo_data/noto.tar]
 
 Two members an item: `<hexcode>.json` (caption, tags, group) and `<hexcode>.png`, the bytes as they are in the table.
-The same table always gives the same tar, byte for byte.
-
-Why the images are not compressed again: the smallest lossless PNG that Pillow writes (every zlib strategy, a
-palette where 256 colours suffice) saves 2 % of 8.9 MB, tried on every tenth image. The tar itself costs 1.5 kB an
-item (two headers of 512 bytes, and padding), which is why the caption stands in the JSON instead of a third member;
-git packs most of that away.
+The same table always gives the same tar, byte for byte. docs/decisions.md says why images are not compressed again.
 """
 
 import argparse

@@ -61,19 +61,14 @@ class Nightly:
         return self.process.wait(), last_line
 
 
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    stop = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:stop], arguments[stop + 1 :]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", help="TOML file that describes the run")
     parser.add_argument("--attempts", type=int, default=3, help="how often a passing failure is tried")
     parser.add_argument("--wait-s", type=float, default=600.0, help="seconds between two attempts")
-    own, options = _split(sys.argv[1:])
-    given = parser.parse_args(own)
-    command = [sys.executable, "-m", "embedder", "refresh", given.config, *options]
+    stop = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    given = parser.parse_args(sys.argv[1:stop])
+    command = [sys.executable, "-m", "embedder", "refresh", given.config, *sys.argv[stop + 1 :]]
     nightly = Nightly(command, given.attempts, given.wait_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, nightly.stop)

@@ -46,7 +46,5 @@ class PublishedModel:
         return import_config(folder / "checkpoint", folder / "model", name=self.source.rpartition("/")[2])
 
 
-PUBLISHED = {
-    name: PublishedModel(**each)
-    for name, each in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
-}
+_TOLD = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+PUBLISHED = {name: PublishedModel(**each) for name, each in _TOLD.items()}

@@ -38,7 +38,6 @@ def publish_rows(
 
 
 def listed_items(names: list[str], folder: str, captions: list[str | None], modified: str = "1") -> pa.Table:
-    """Items of a folder as a source lists them."""
     own = {"item_id": names, "uri": [f"{folder}{name}" for name in names], "caption": pa.array(captions, pa.string())}
     same = {"source": "", "modified": modified, "size_bytes": 1}
     return pa.table(own | {column: [value] * len(names) for column, value in same.items()})

@@ -57,10 +57,8 @@ def curve(opened: Opened, efforts: Sequence[Sequence[Any]], folder: Path, k: int
         before = -1.0
         for effort in rising:
             set_effort(effort)
-            if (
-                recall_by_score(find(queries[:BATCH], k, effort), images, queries[:BATCH], last[:BATCH])
-                < LEAST_TIMED - 0.1
-            ):
+            first = find(queries[:BATCH], k, effort)
+            if recall_by_score(first, images, queries[:BATCH], last[:BATCH]) < LEAST_TIMED - 0.1:
                 continue
             rows, seconds = timed(find, queries, k, effort, BATCH)
             found = recall_by_score(rows, images, queries, last)
@@ -130,9 +128,7 @@ def faiss_peer(design: str) -> Peer:
 
 def open_faiss(faiss: Any, path: Path) -> Opened:
     index = faiss.read_index(str(path / "index"))
-    return partial(faiss.ParameterSpace().set_index_parameters, index), lambda queries, k, _: index.search(queries, k)[
-        1
-    ]
+    return partial(faiss.ParameterSpace().set_index_parameters, index), lambda asked, k, _: index.search(asked, k)[1]
 
 
 def build_autofaiss(_: Any, images: np.ndarray, _captions: np.ndarray, path: Path) -> None:

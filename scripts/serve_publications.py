@@ -21,10 +21,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import embedder
 from corpus import DEMO_MODEL, make_model, read_shipped, shipped_pairs, write_pairs
@@ -34,7 +32,7 @@ from embedder.store.lock import write_lock
 from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice
-from harness import serving, until
+from harness import ask, serving, until
 
 NUM_ITEMS, NUM_TEXTS, K = 60, 20, 10
 PURGED = 7  # number of the item; no client names it but the one that looks for it
@@ -85,7 +83,6 @@ def main() -> None:
 
 
 def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[str, Any]:
-    """Ask and publish at the same time; gives the counts."""
     nights = Nights(folder)
     nights.publish(0)
     expected = dict([answers_now(nights)])
@@ -95,7 +92,7 @@ def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[s
         running = [threads.submit(Client(server.url, requests).run, asked) for _ in range(num_clients)]
         try:
             # Thumbnails of the item that will be purged, so that the service has them in its cache.
-            kept = [read(server.url, path)[1] for path in PURGED_IMAGES]
+            kept = [ask(f"{server.url}{path}")[1] for path in PURGED_IMAGES]
             publications = nights.five_publications()
             for number, one in enumerate(publications, 1):
                 due = num_requests * number / (len(publications) + 1)
@@ -105,7 +102,7 @@ def ask_and_publish(folder: Path, num_requests: int, num_clients: int) -> dict[s
                 expected[version] = answers
                 with write_lock(nights.files):
                     vacuum(nights.files, keep_days=0, keep_versions=2)
-                until(lambda version=version: get(server.url, "/status")["version"] == version, f"version {version}")
+                until(partial(is_served, server.url, version), f"version {version}")
                 requests.is_purged = requests.is_purged or one == nights.purge
             until(lambda: requests.number >= num_requests, "requests")
             requests.traces += traces_in(folder / "cache", kept) + traces_served(server.url)
@@ -126,12 +123,8 @@ class Nights:
         self._other_model = make_model(folder / "other_model", VISION, TEXT)
 
     def five_publications(self) -> list[Callable[[], object]]:
-        """What is published while the clients ask, one after another."""
-
-        def index() -> None:
-            embedder.build_index(self._config(), kind="hnsw", force=True)
-
-        return [partial(self.publish, 1), index, partial(self.publish, 2), self.purge, partial(self.publish, 3)]
+        first, second, third = (partial(self.publish, night) for night in (1, 2, 3))
+        return [first, lambda: embedder.build_index(self._config(), kind="hnsw", force=True), second, self.purge, third]
 
     def publish(self, night: int) -> None:
         """Write the captions of a night, and refresh the store; the second night brings another model."""
@@ -150,23 +143,21 @@ class Nights:
 
 
 class Client:
-    """One client with one connection, which asks what its number says."""
+    """One client, which asks what its number says."""
 
     def __init__(self, url: str, requests: Requests) -> None:
-        address = urlsplit(url)
-        self._connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
-        self._requests = requests
+        self._url, self._requests = url, requests
         self._images = [content for content, _, _ in shipped_pairs()[:NUM_ITEMS]]
         self._kinds = {
-            "text": self._text,
+            "text": lambda number: replace(self._search([{"text": text(number)}]), text=number % NUM_TEXTS),
             "texts": lambda number: self._search([{"text": text(number)}, {"text": text(number + 1)}]),
             "hybrid": lambda number: self._search([{"text": text(number)}], hybrid=True, where="caption IS NOT NULL"),
             "like an item": lambda number: self._search([{"item": item_id(other(number))}]),
             "image": lambda number: self._search([{"image": base64.b64encode(self._images[number % 50]).decode()}]),
             "item": self._item,
             "thumbnail": self._thumbnail,
-            "facets": lambda number: Answer(self._json("GET", "/facets")["version"], ()),
-            "status": lambda number: Answer(self._json("GET", "/status")["version"], ()),
+            "facets": lambda number: Answer(json.loads(self._ask("/facets"))["version"], ()),
+            "status": lambda number: Answer(json.loads(self._ask("/status"))["version"], ()),
         }
 
     def run(self, asked: "itertools.count[int]") -> None:
@@ -179,44 +170,33 @@ class Client:
                 if answer is not None:
                     self._requests.answers.append(answer)
             except Exception as error:  # noqa: BLE001  # whatever it is, it counts
-                self._connection.close()
                 self._requests.failures.append(f"{kind}: {type(error).__name__}: {error}")
             self._requests.num_by_kind[kind] += 1
-        self._connection.close()
-
-    def _text(self, number: int) -> Answer:
-        return replace(self._search([{"text": text(number)}]), text=number % NUM_TEXTS)
 
     def _search(self, queries: list[dict[str, Any]], **options: Any) -> Answer:
-        found = self._json("POST", "/search", {"queries": queries, "k": K, **options})
+        found = json.loads(self._ask("/search", {"queries": queries, "k": K, **options}))
         hits = [(hit["item_id"], hit["caption"], hit["score"]) for each in found["answers"] for hit in each["hits"]]
         if len(found["answers"]) != len(queries) or not hits:
             raise ValueError(f"{len(found['answers'])} answers, {len(hits)} hits")
         return Answer(found["version"], tuple(caption for _, caption, _ in hits), None, tuple(hits))
 
     def _item(self, number: int) -> Answer:
-        found = self._json("GET", f"/items/{item_id(other(number))}")
+        found = json.loads(self._ask(f"/items/{item_id(other(number))}"))
         captions = [row["caption"] for row in [*found["segments"], *found["neighbours"]]]
         return Answer(found["version"], tuple(captions))
 
     def _thumbnail(self, number: int) -> None:
-        content = self._ask("GET", f"/items/{item_id(other(number))}/image?size={SIZES_PX[number % 2]}")
+        content = self._ask(f"/items/{item_id(other(number))}/image?size={SIZES_PX[number % 2]}")
         if len(content) < 100:
             raise ValueError(f"an image of {len(content)} bytes")
 
-    def _json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        return json.loads(self._ask(method, path, body))
-
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         is_purged = self._requests.is_purged
-        content = None if body is None else json.dumps(body)
-        self._connection.request(method, path, content, {"Content-Type": "application/json"} if body else {})
-        answer = self._connection.getresponse()
-        found = answer.read()
-        if answer.status != 200:
-            raise ValueError(f"{answer.status} {found[:300]!r}")
+        status, found = ask(f"{self._url}{path}", body)
+        if status != 200:
+            raise ValueError(f"{status} {found[:300]!r}")
         if is_purged and item_id(PURGED).encode() in found:
-            self._requests.traces.append(f"{method} {path}: the answer has {item_id(PURGED)}")
+            self._requests.traces.append(f"{path}: the answer has {item_id(PURGED)}")
         return found
 
 
@@ -237,34 +217,16 @@ PURGED_IMAGES = [f"/items/{item_id(PURGED)}/image?size={size}" for size in SIZES
 
 
 def answers_now(nights: Nights) -> tuple[str, list[tuple[Hit, ...]]]:
-    """What is published, and what it answers to each text, as a store opened for this alone finds it."""
     store = embedder.open_store(nights.store)
     answers = [store.search(each, K) for each in TEXTS]
     return store.version, [tuple((hit.item_id, hit.caption or "", hit.score) for hit in hits) for hits in answers]
 
 
-def get(url: str, path: str) -> Any:
-    """Ask for JSON by a connection of its own."""
-    status, content = read(url, path)
-    if status != 200:
-        raise ValueError(f"{path}: {status}")
-    return json.loads(content)
-
-
-def read(url: str, path: str) -> tuple[int, bytes]:
-    """Ask by a connection of its own; status and content."""
-    address = urlsplit(url)
-    connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
+def is_served(url: str, version: str) -> bool:
+    return json.loads(ask(f"{url}/status")[1])["version"] == version
 
 
 def traces_in(cache: Path, kept: list[bytes]) -> list[str]:
-    """Files of the cache that hold what was purged."""
     files = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file()}
     if not files:
         return ["there is no cache to look into"]
@@ -273,7 +235,7 @@ def traces_in(cache: Path, kept: list[bytes]) -> list[str]:
 
 def traces_served(url: str) -> list[str]:
     paths = [f"/items/{item_id(PURGED)}", *PURGED_IMAGES]
-    return [f"{path}: {status}" for path in paths if (status := read(url, path)[0]) != 404]
+    return [f"{path}: {status}" for path in paths if (status := ask(f"{url}{path}")[0]) != 404]
 
 
 def tally(requests: Requests, expected: dict[str, list[tuple[Hit, ...]]]) -> dict[str, Any]:
@@ -300,11 +262,9 @@ def is_of_its_version(answer: Answer, expected: dict[str, list[tuple[Hit, ...]]]
     if answer.text is None:
         return True
     # Two hits that score alike may have changed places.
-    is_same = [
-        abs(found[2] - hit[2]) < (1e-4 if found[0] == hit[0] else 1e-6)
-        for found, hit in zip(answer.hits, wanted[answer.text], strict=False)
-    ]
-    return all(is_same) and len(answer.hits) == len(wanted[answer.text])
+    pairs = zip(answer.hits, wanted[answer.text], strict=False)
+    is_same = all(abs(found[2] - hit[2]) < (1e-4 if found[0] == hit[0] else 1e-6) for found, hit in pairs)
+    return is_same and len(answer.hits) == len(wanted[answer.text])
 
 
 if __name__ == "__main__":

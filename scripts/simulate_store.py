@@ -23,7 +23,7 @@ from random import Random
 
 from store_simulation import patches, schedules
 from store_simulation.patches import FAULTS, plant
-from store_simulation.schedules import Schedule, run_schedule
+from store_simulation.schedules import draw, run_schedule
 
 MAX_SHOWN = 5
 BATCH = 250
@@ -44,29 +44,20 @@ def prepare(fault: str | None = None, *, marks: bool = False) -> None:
     gc.disable()
 
 
-def schedule_of(seed: int) -> Schedule:
-    return schedules.draw(Random(seed))
-
-
 def find(seeds: range) -> tuple[int, list[tuple[int, tuple[str, ...]]]]:
     """Run schedules; number of those that ran, and the failing seeds with what did not hold."""
-    found = [(seed, run_schedule(schedule_of(seed)).violations) for seed in seeds]
+    found = [(seed, run_schedule(draw(Random(seed))).violations) for seed in seeds]
     gc.collect(0)  # what is remembered is older
     return len(seeds), [each for each in found if each[1]]
-
-
-def batches(seed: int, num_schedules: int) -> list[range]:
-    """Ranges of seeds."""
-    return [range(seed + at, seed + min(at + BATCH, num_schedules)) for at in range(0, num_schedules, BATCH)]
 
 
 def simulate(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
     prepare(options.plant, marks=options.deletion_vectors)
     num_run, failing = 0, list[tuple[int, tuple[str, ...]]]()
-    context = multiprocessing.get_context("fork")
-    with context.Pool(options.processes) as pool:
-        for number, found in pool.imap(find, batches(options.seed, options.schedules)):
+    seeds = range(options.seed, options.seed + options.schedules)
+    with multiprocessing.get_context("fork").Pool(options.processes) as pool:
+        for number, found in pool.imap(find, (seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH))):
             num_run += number
             failing += found
             if found and options.plant:
@@ -80,39 +71,35 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def show(seed: int, violations: tuple[str, ...]) -> None:
-    """Print a failing schedule and what is left of it."""
     print(f"seed {seed}: {'; '.join(violations[:3])}")
-    print(f"    {schedules.to_json(schedule_of(seed))}")
-    smaller = schedules.shrink(schedule_of(seed))
+    print(f"    {schedules.to_json(draw(Random(seed)))}")
+    smaller = schedules.shrink(draw(Random(seed)))
     print(f"    shrunk to {schedules.to_json(smaller)}: {'; '.join(run_schedule(smaller).violations[:3])}")
 
 
 def find_fault(asked: tuple[str, int, int]) -> tuple[int | None, float]:
-    """Plant a fault, in a process of its own; number of schedules until it is found, and seconds."""
     (name, seed, num_schedules), began_s = asked, time.monotonic()
     plant(name)
     for number in range(num_schedules):
-        if run_schedule(schedule_of(seed + number)).violations:
+        if run_schedule(draw(Random(seed + number))).violations:
             return number + 1, time.monotonic() - began_s
     return None, time.monotonic() - began_s
 
 
 def find_all_faults(options: argparse.Namespace) -> int:
-    """Plant each fault, and print a table of how many schedules find it."""
     began_s = time.monotonic()
     prepare()
-    context = multiprocessing.get_context("fork")
-    with context.Pool(options.processes, maxtasksperchild=1) as pool:
+    survivors, num_run = [], 0
+    with multiprocessing.get_context("fork").Pool(options.processes, maxtasksperchild=1) as pool:
         asked = [(each.name, options.seed, options.schedules) for each in FAULTS]
         print("| fault | what the store does wrong | schedules until found | s |\n|---|---|---|---|")
-        answers = []
         for fault, (number, seconds) in zip(FAULTS, pool.imap(find_fault, asked), strict=True):
-            answers.append((number, seconds))
+            survivors += [fault.name] if number is None else []
+            num_run += number or options.schedules
             found = "NOT FOUND" if number is None else f"{number:,}"
             print(f"| {fault.name} | {fault.description} | {found} | {seconds:.1f} |", flush=True)
-    survivors = [fault.name for fault, (number, _) in zip(FAULTS, answers, strict=True) if number is None]
     result = {"faults": len(FAULTS), "survivors": survivors, "seconds": round(time.monotonic() - began_s, 2)}
-    print(json.dumps(result | {"schedules": sum(number or options.schedules for number, _ in answers)}))
+    print(json.dumps(result | {"schedules": num_run}))
     return 1 if survivors else 0
 
 

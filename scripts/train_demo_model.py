@@ -32,21 +32,8 @@ import pyarrow.parquet as pq
 import torch
 from torch.nn import functional
 
-from demo_recipe.sources import (
-    MORE_STYLES,
-    STYLES,
-    Concept,
-    Drawings,
-    Lexicon,
-    learnt_and_held_out,
-    log,
-    make_lexicon,
-    make_tables,
-    read_concepts,
-    read_drawings,
-    read_vectors,
-    shares_of,
-)
+from demo_recipe import sources
+from demo_recipe.sources import MORE_STYLES, STYLES, Concept, Drawings, Lexicon, log
 from embedder.plugins.train.trainer.batch import TrainBatch
 from embedder.plugins.train.trainer.export import export_model
 from embedder.plugins.train.trainer.train_checkpoint import load_checkpoint, save_checkpoint
@@ -62,7 +49,6 @@ LOG_STEPS = 50
 
 
 def scaled(settings: TrainSettings, num_concepts: int, seed: int, share: float) -> TrainSettings:
-    """The settings for this data and seed, and for a share of the steps."""
     num_steps = max(1, round(settings.num_steps * share))
     warmup_steps = min(settings.warmup_steps, num_steps)
     changes = {"num_concepts": num_concepts, "seed": seed, "num_steps": num_steps, "warmup_steps": warmup_steps}
@@ -117,7 +103,6 @@ class Part:
     lengths: tuple[int, ...] = ()
 
     def trainings(self, name: str) -> dict[str, TrainSettings]:
-        """Settings of each training, by the name of its checkpoint."""
         if not self.lengths:
             return {name: self.settings}
         return {f"{name}-{steps}": self.settings.model_copy(update={"num_steps": steps}) for steps in self.lengths}
@@ -133,9 +118,9 @@ PARTS = {
 
 def train_images(data: Path, concepts: list[Concept], work: Path, seed: int, share: float) -> Trainer:
     """Train part after part; each begins with the averaged weights of the one before, fitted to its size."""
-    trainer = None
+    trainer: Trainer | None = None
     for name, part in PARTS.items():
-        learnt, held_out = learnt_and_held_out(data, concepts, part.image_size, work, part.more_styles)
+        learnt, held_out = sources.learnt_and_held_out(data, concepts, part.image_size, work, part.more_styles)
         begun, trained = trainer, list[Trainer]()
         for checkpoint, settings in part.trainings(name).items():
             trainer = _begin(part, scaled(settings, len(concepts), seed, share), begun, work)
@@ -223,7 +208,7 @@ def train_texts(
     images: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float, checkpoint: str = "texts"
 ) -> Trainer:
     """Fit a text tower to the images' tower; the trainer holds both."""
-    lexicon = make_lexicon(concepts, read_vectors(work))
+    lexicon = sources.make_lexicon(concepts, sources.read_vectors(work))
     tokenizer_json = images.tokenizer_json
     if tokenizer_json is None:
         phrases = [text for each in concepts for text in (each["caption"], *each["tags"], *each["groups"])]
@@ -231,7 +216,7 @@ def train_texts(
     start = export_model(work / f"start-{checkpoint}", images.config, images.weights(), tokenizer_json, replace=True)
     trainer = Trainer(start, scaled(settings_of("texts"), len(concepts), seed, share))
     side = images.config.vision.image_size
-    learnt, held_out = learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
+    learnt, held_out = sources.learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
     file = work / f"{checkpoint}.pt"
     if not file.exists():
         trainer.objective.set_prototypes(centroids(images, learnt, len(concepts)))
@@ -302,7 +287,7 @@ class TextWriter:
         else:
             near = self.nearest[place].tolist()
             words = chance.sample(near, min(len(near), chance.choice((1, 2, 3, 4))))
-        shares = shares_of(self.lexicon.nearness[words].sum(0, keepdims=True))[0]
+        shares = sources.shares_of(self.lexicon.nearness[words].sum(0, keepdims=True))[0]
         if len(words) > 1:
             shares = shares / 2
             shares[place] += 0.5
@@ -332,7 +317,7 @@ def train_student(
     losses = DistillSettings(**_RECIPE["student_losses"])
     trainer = Trainer(begun, settings, teacher=(losses, teacher.config.embedding_dim))
     side = teacher.config.preprocess.image_size
-    learnt, held_out = learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
+    learnt, held_out = sources.learnt_and_held_out(data, concepts, side, work, MORE_STYLES)
     taught = TeacherVectors(teacher, learnt, concepts)
     judge = partial(_ranks, trainer, taught.captions.numpy(), held_out)
     train(trainer, work / "student.pt", IMAGE_STEPS, partial(taught.batch, seed=seed), judge)
@@ -382,8 +367,8 @@ def figures_on(style: str, folder: Path, data: Path, concepts: list[Concept], wo
     trainer = Trainer(folder, TrainSettings(ema_decay=0))
     preprocess = trainer.config.preprocess
     encoder = CaptionEncoder(str(trainer.tokenizer_json), preprocess.max_caption_tokens)
-    test = read_drawings(data, (style,), concepts, preprocess.image_size, work)
-    train = read_drawings(data, STYLES, concepts, preprocess.image_size, work)
+    test = sources.read_drawings(data, (style,), concepts, preprocess.image_size, work)
+    train = sources.read_drawings(data, STYLES, concepts, preprocess.image_size, work)
     rows = pq.read_table(data / f"{style}.parquet", columns=["caption", "openmoji_tags", "group"]).to_pylist()
     images, numbers = trainer.encode_images(test.pixels).numpy(), np.arange(len(rows))
     is_flag = np.array([row["group"] == "flags" for row in rows])
@@ -402,11 +387,8 @@ def figures_on(style: str, folder: Path, data: Path, concepts: list[Concept], wo
         "picture to picture": concept_ranks(images, test, embeddings, train),
         "picture to picture, pixels 18 x 18": concept_ranks(plain_pixels(test), test, plain_pixels(train), train),
     }  # fmt: skip
-    return {name: recalls(each) for name, each in ranks.items()}
-
-
-def recalls(ranks: Any) -> dict[str, float]:
-    return {f"R@{k}": round(float((ranks < k).mean()), 4) for k in (1, 5, 10)} | {"queries": len(ranks)}
+    shares = {name: {f"R@{k}": round(float((each < k).mean()), 4) for k in (1, 5, 10)} for name, each in ranks.items()}
+    return {name: share | {"queries": len(ranks[name])} for name, share in shares.items()}
 
 
 def plain_pixels(drawings: Drawings) -> Any:
@@ -437,14 +419,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="another number changes last bits")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=1.0, help="of the steps, to try it out")
-    help_text = "model folder that stands for what 1 and 2 would make"
-    parser.add_argument("--begin-with", type=Path, metavar="MODEL", help=help_text)
+    parser.add_argument("--begin-with", type=Path, metavar="MODEL", help="folder that stands for what 1 and 2 make")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
-    concepts = read_concepts(options.data)
+    concepts = sources.read_concepts(options.data)
     log(f"{len(concepts):,} concepts")
-    make_tables(concepts, options.data, options.work)
+    sources.make_tables(concepts, options.data, options.work)
     made = options.data, concepts, options.work, options.seed, options.share
     if options.begin_with is None:
         teacher = train_texts(train_images(*made), *made)

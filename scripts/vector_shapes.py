@@ -6,12 +6,15 @@ either uses, and in how the images are spread.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from corpus import unit
 
 _BLOCK = 65_536
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+"""Draws a map of vectors of a width; (E, E)."""
 
 
 @dataclass(frozen=True)
@@ -53,24 +56,18 @@ def _power(rng: np.random.Generator, dim: int, exponent: float = 0.5) -> np.ndar
     return (strengths[:, None] / np.linalg.norm(strengths) * basis).astype(np.float32)
 
 
-def _low_rank(rng: np.random.Generator, dim: int, rank: int) -> np.ndarray:
-    chosen = np.zeros((dim, dim), np.float32)
+def _low_rank(rng: np.random.Generator, dim: int, most: int = 24) -> np.ndarray:
+    chosen, rank = np.zeros((dim, dim), np.float32), min(most, dim)
     chosen[:rank] = rng.standard_normal((rank, dim)) / np.sqrt(rank * dim)
     return chosen
 
 
-def _waved(first: np.ndarray, second: np.ndarray, scale: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a nonlinear map: the sine between two linear ones."""
-    wide = np.float32(scale * np.sqrt(len(first)))
-    return lambda values: np.sin(values @ first * wide) @ second
-
-
-def _centred(rng: np.random.Generator, dim: int, num: int, noise: float) -> Callable[..., np.ndarray]:
-    centres = rng.standard_normal((num, dim), dtype=np.float32)
+def _centred(rng: np.random.Generator, dim: int) -> Callable[..., np.ndarray]:
+    centres = rng.standard_normal((3000, dim), dtype=np.float32)
 
     def spread(rng: np.random.Generator, num_drawn: int) -> np.ndarray:
-        chosen = centres[rng.integers(0, num, num_drawn)]
-        return chosen + np.float32(noise) * rng.standard_normal(chosen.shape, dtype=np.float32)
+        chosen = centres[rng.integers(0, len(centres), num_drawn)]
+        return chosen + np.float32(0.5) * rng.standard_normal(chosen.shape, dtype=np.float32)
 
     return spread
 
@@ -89,7 +86,7 @@ def _uneven(rng: np.random.Generator, dim: int) -> Callable[..., np.ndarray]:
     return spread
 
 
-def _normal(dim: int) -> Callable[..., np.ndarray]:
+def _normal(_: np.random.Generator, dim: int) -> Callable[..., np.ndarray]:
     return lambda rng, num_drawn: rng.standard_normal((num_drawn, dim), dtype=np.float32)
 
 
@@ -97,37 +94,24 @@ def _linear(matrix: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return lambda values: values @ matrix
 
 
-def _of(
-    meaning: Callable[[np.random.Generator, int], np.ndarray],
-    look: Callable[[np.random.Generator, int], np.ndarray],
-    num_centres: int = 3000,
-    noise: float = 0.5,
-    **others: float,
-) -> Callable[[np.random.Generator, int], Shape]:
+def _of(meaning: Draw, look: Draw, spread: Callable[..., Any] = _centred, **others: float) -> Callable[..., Shape]:
+    return lambda rng, dim: Shape(_linear(meaning(rng, dim)), _linear(look(rng, dim)), spread(rng, dim), **others)
+
+
+def _waved(exponent: float, **others: float) -> Callable[..., Shape]:
+    """Return a maker whose look is a nonlinear map: the sine between two linear ones."""
+
     def make(rng: np.random.Generator, dim: int) -> Shape:
-        maps = _linear(meaning(rng, dim)), _linear(look(rng, dim))
-        return Shape(*maps, _centred(rng, dim, num_centres, noise), **others)
+        first, second, meaning = (_power(rng, dim, exponent) for _ in range(3))
+        wide = np.float32(3.0 * np.sqrt(dim))
+        look = lambda values: np.sin(values @ first * wide) @ second  # noqa: E731
+        return Shape(_linear(meaning), look, _normal(rng, dim), **others)
 
     return make
 
 
-def _nonlinear_look(rng: np.random.Generator, dim: int) -> Shape:
-    look = _waved(_power(rng, dim, 0.75), _power(rng, dim, 0.75), 3.0)
-    return Shape(_linear(_power(rng, dim, 0.75)), look, _normal(dim), 1.6, 1.0, 0.2)
-
-
-def _sharp_look(rng: np.random.Generator, dim: int) -> Shape:
-    look = _waved(_power(rng, dim, 1.0), _power(rng, dim, 1.0), 3.0)
-    return Shape(_linear(_power(rng, dim, 1.0)), look, _normal(dim), 4.0)
-
-
-def _uneven_clusters(rng: np.random.Generator, dim: int) -> Shape:
-    return Shape(_linear(_power(rng, dim)), _linear(_power(rng, dim)), _uneven(rng, dim), 0.8)
-
-
-def _isotropic(rng: np.random.Generator, dim: int) -> Shape:
-    whole = _linear(np.eye(dim, dtype=np.float32) / np.float32(np.sqrt(dim)))
-    return Shape(whole, whole, _normal(dim), 0.5, 0.3, 0.2)
+def _isotropic(_: np.random.Generator, dim: int) -> np.ndarray:
+    return np.eye(dim, dtype=np.float32) / np.float32(np.sqrt(dim))
 
 
 def _ordered(rng: np.random.Generator, dim: int) -> np.ndarray:
@@ -137,17 +121,15 @@ def _ordered(rng: np.random.Generator, dim: int) -> np.ndarray:
 
 
 SHAPES: dict[str, Callable[[np.random.Generator, int], Shape]] = {
-    "few directions": _of(
-        lambda rng, dim: _low_rank(rng, dim, min(24, dim)), lambda rng, dim: _low_rank(rng, dim, dim)
-    ),
+    "few directions": _of(_low_rank, lambda rng, dim: _low_rank(rng, dim, dim)),
     "all directions": _of(_power, _power),
-    "nonlinear look": _nonlinear_look,
-    "sharp look": _sharp_look,
+    "nonlinear look": _waved(0.75, caption_noise=1.0, gap=0.2),
+    "sharp look": _waved(1.0, look_strength=4.0),
     "steep power law": _of(lambda rng, dim: _power(rng, dim, 1.0), lambda rng, dim: _power(rng, dim, 1.0)),
-    "uneven clusters": _uneven_clusters,
+    "uneven clusters": _of(_power, _power, _uneven, look_strength=0.8),
     "duplicates": _of(_power, _power),
     "constant offset": _of(_power, _power, gap=5.0),
     "matryoshka": _of(_ordered, _ordered),
-    "nearly isotropic": _isotropic,
+    "nearly isotropic": _of(_isotropic, _isotropic, _normal, look_strength=0.5, gap=0.2),
 }
 """Makers of a shape by name: from a generator of random numbers, and the width E."""

@@ -3,17 +3,14 @@
     python scripts/cluster/nodes.py start 3 --cpus 1            # node 0 is the head; prints the cluster's address
     python scripts/cluster/nodes.py run 0 embedder embed --config run.toml --ray-address 10.77.0.10:6379
     python scripts/cluster/nodes.py add 3 --cpus 2 --ray=--num-gpus=2 --ray=--labels=type=T4
-    python scripts/cluster/nodes.py kill 1                      # power off, at once
-    python scripts/cluster/nodes.py cut 1 --seconds 20          # a partition: link down, and up again
     python scripts/cluster/nodes.py pause 1 --seconds 20        # a machine that hangs: all its processes are stopped
-    python scripts/cluster/nodes.py drain 1 30                  # notice that it goes in 30 s
     python scripts/cluster/nodes.py who                         # which of Ray's processes run where
-    python scripts/cluster/nodes.py stop
 
-Each node has namespaces of its own: network, processes, mounts and host name. `start --private DIR` gives each an empty
-DIR of its own (DIR:50m bounds its size); `add 3 --cores 0.5` holds a node to half a core; `start 1 --cpus 0 --grow 3`
-makes a head whose cluster grows up to three nodes. Several can be up by name (`--name`). A driver must
-run on a node: `run`. `ray stop` and `ray.cluster_utils.AutoscalingCluster` end every Ray of the machine.
+docs/cluster.md shows how to kill, cut and drain nodes, and to stop them all. Each node has namespaces of its own:
+network, processes, mounts and host name. `start --private DIR` gives each an empty DIR of its own (DIR:50m bounds its
+size); `add 3 --cores 0.5` holds a node to half a core; `start 1 --cpus 0 --grow 3` makes a head whose cluster grows up
+to three nodes. Several can be up by name (`--name`). A driver must run on a node: `run`. `ray stop` and
+`ray.cluster_utils.AutoscalingCluster` end every Ray of the machine.
 """
 
 import argparse
@@ -92,7 +89,6 @@ class NodeCluster:
         return self.address
 
     def add(self, number: int, cpus: float, ray: Sequence[str] = (), cores: float | None = None) -> None:
-        """Start one more node, or one anew that was killed."""
         self._start_node(number, cpus, [f"--address={self.address}", *ray], cores)
 
     def command(self, number: int, words: Sequence[str]) -> list[str]:
@@ -174,7 +170,6 @@ class NodeCluster:
 
     @property
     def switch(self) -> str:
-        """Name of the namespace that the nodes' links meet in."""
         return f"{self.name}-switch"
 
     @property
@@ -256,7 +251,6 @@ class NodeCluster:
             _ip(words)
 
     def _growth(self, num_nodes: int) -> Path:
-        """Configuration of Ray's autoscaler whose nodes are processes of the head's machine."""
         resources = {"CPU": 1, "object_store_memory": OBJECT_STORE_BYTES}
         worker = {"resources": resources, "min_workers": 0, "max_workers": num_nodes, "node_config": {}}
         provider = {

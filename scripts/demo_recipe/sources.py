@@ -81,11 +81,8 @@ def read_drawings(data: Path, styles: tuple[str, ...], concepts: list[Concept], 
         rows = [row for table in tables for row in table.to_pylist() if row["hexcode"] in places]
         with SandboxedDecoder() as sandbox:
             pixels = np.stack([sandbox.image(row["image"], resize) for row in rows])
-        found = {
-            "concepts": [places[row["hexcode"]] for row in rows],
-            "keys": [item_key(row["item_id"]) for row in rows],
-        }
-        np.savez(cache, pixels=pixels, **found)
+        known, keys = zip(*((places[row["hexcode"]], item_key(row["item_id"])) for row in rows), strict=True)
+        np.savez(cache, pixels=pixels, concepts=known, keys=keys)
     arrays = np.load(cache)
     return Drawings(*(torch.from_numpy(arrays[field]) for field in FIELDS))
 
@@ -203,10 +200,8 @@ def rows_of(style: str, package: Package, tarball: Path, concepts: list[Concept]
         for hexcode, source in _by_code(tar, package, concepts) if package.drawings else _by_name(tar, concepts):
             if hexcode is not None and hexcode not in found:
                 found[hexcode] = png_of(source)
-    return [
-        {"item_id": f"{style}/{hexcode.lower()}", "style": style, "hexcode": hexcode, "image": found[hexcode]}
-        for hexcode in sorted(found)
-    ]
+    codes = [(hexcode, {"item_id": f"{style}/{hexcode.lower()}", "style": style}) for hexcode in sorted(found)]
+    return [row | {"hexcode": hexcode, "image": found[hexcode]} for hexcode, row in codes]
 
 
 def _by_code(tar: tarfile.TarFile, package: Package, concepts: list[Concept]) -> Drawn:
@@ -223,9 +218,8 @@ def _by_name(tar: tarfile.TarFile, concepts: list[Concept]) -> Drawn:
     file = tar.extractfile("package/icons.json")
     icons = json.load(file) if file else {}
     drawings, known = icons.get("icons", {}), names_of(concepts)
-    names = {name: name for name in drawings} | {
-        name: alias["parent"] for name, alias in icons.get("aliases", {}).items() if set(alias) == {"parent"}
-    }
+    aliases = {name: each["parent"] for name, each in icons.get("aliases", {}).items() if set(each) == {"parent"}}
+    names = {name: name for name in drawings} | aliases
     for pattern in ("", r"-\d$"):
         for name, drawing in names.items():
             if drawing in drawings:
@@ -250,7 +244,6 @@ def png_of(source: bytes) -> bytes:
 
         source = bytes(svg_to_bytes(svg_string=source.decode(), width=2 * SIDE_PX, height=2 * SIDE_PX))
     with Image.open(io.BytesIO(source)) as opened:
-        opened.load()
         image = opened.convert("RGBA")
     white = Image.new("RGBA", image.size, "white")
     small = Image.alpha_composite(white, image).convert("RGB").resize((SIDE_PX, SIDE_PX), Image.Resampling.LANCZOS)
@@ -340,10 +333,6 @@ def read_vectors(work: Path) -> WordVectors:
     return WordVectors(arrays["words"].tolist(), arrays["vectors"])
 
 
-def words_of(text: str) -> list[str]:
-    return [word for word in re.findall("[a-z]+", text.lower()) if word not in STOP_WORDS]
-
-
 def make_lexicon(concepts: list[Concept], given: WordVectors, num_words: int = NUM_WORDS) -> Lexicon:
     """Choose the words that are nearest to any concept, and say how near they are to each."""
     nearness = nearness_to(concepts, given, given.words)
@@ -376,15 +365,11 @@ def weights_of(concepts: list[Concept], places: dict[str, int]) -> tuple[list[st
         own: dict[str, float] = {}
         kinds = {"caption": [concept["caption"]], "tag": concept["tags"], "group": concept["groups"]}
         for kind, texts in kinds.items():
-            for word in (word for text in texts for word in words_of(text) if word in places):
+            for word in places.keys() & {*re.findall("[a-z]+", " ".join(texts).lower())} - STOP_WORDS:
                 own[word] = max(own.get(word, 0.0), WEIGHTS[kind])
         said.append(own)
     known = sorted({word for own in said for word in own})
-    columns = {word: column for column, word in enumerate(known)}
-    weights = np.zeros((len(concepts), len(known)), np.float32)
-    for row, own in enumerate(said):
-        for word, weight in own.items():
-            weights[row, columns[word]] = weight
+    weights = np.array([[own.get(word, 0.0) for word in known] for own in said], np.float32)
     rarity = np.log1p(len(concepts) / (weights > 0).sum(0))
     return known, (weights * (rarity / max(rarity.max(initial=0), 1e-9)) ** RARITY).astype(np.float32)
 

@@ -1,6 +1,5 @@
 """Good files of every accepted format, small, and media that were crafted to harm, made of the shipped images."""
 
-import csv
 import gzip
 import io
 import json
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
+from pyarrow import csv
 
 from corpus import encode, read_shipped, write_clip
 
@@ -39,7 +39,6 @@ HERE = [0]
 
 
 def dng(pixels_HW3: NDArray[np.uint8], *, orientation: int = 1, preview: bytes | None = None, **changed: Any) -> bytes:
-    """A DNG of an image as a sensor saw it."""
     wide = pixels_HW3.astype(np.uint16) * 257
     seen = wide[:, :, 1].copy()  # under a Bayer filter: red, green / green, blue
     seen[0::2, 0::2], seen[1::2, 1::2] = wide[0::2, 0::2, 0], wide[1::2, 1::2, 2]
@@ -117,7 +116,6 @@ def good_files() -> dict[str, bytes]:
 
 
 def encoded_images(images: list[Image.Image]) -> dict[str, bytes]:
-    """The images in every format that is embedded, and in some of its variants."""
     rgba = images[0]
     rgb, grey = rgba.convert("RGB"), rgba.convert("L")
     exif = Image.Exif()
@@ -198,13 +196,11 @@ def tables(files: dict[str, bytes], captions: list[str]) -> dict[str, bytes]:
     """Rows with images or captions, in each format of tables."""
     rows = [{"id": f"r{number}", "caption": caption} for number, caption in enumerate(captions)]
     images = pa.array([files["plain.jpg"], files["rgba.png"], None], pa.binary())
-    parquet, text = io.BytesIO(), io.StringIO()
-    pq.write_table(pa.Table.from_pylist(rows).append_column("image", images), parquet)
-    writer = csv.DictWriter(text, ["id", "caption"])
-    writer.writeheader()
-    writer.writerows(rows)
+    table, parquet, text = pa.Table.from_pylist(rows), io.BytesIO(), io.BytesIO()
+    pq.write_table(table.append_column("image", images), parquet)
+    csv.write_csv(table, text)
     lines = "\n".join(json.dumps(row) for row in rows)
-    return {"table.parquet": parquet.getvalue(), "table.csv": text.getvalue().encode(), "table.jsonl": lines.encode()}
+    return {"table.parquet": parquet.getvalue(), "table.csv": text.getvalue(), "table.jsonl": lines.encode()}
 
 
 JXL_CONTAINER = b"\0\0\0\x0cJXL \r\n\x87\n\0\0\0\x14ftypjxl \0\0\0\0jxl "
@@ -255,7 +251,6 @@ def box(kind: bytes, content: bytes) -> bytes:
 
 
 def nest_boxes(kind: bytes, depth: int, head: bytes = b"") -> bytes:
-    """Boxes in boxes, each with nothing but its head before the next one."""
     size = 8 + len(head)
     return b"".join(struct.pack(">I4s", size * (depth - level), kind) + head for level in range(depth))
 

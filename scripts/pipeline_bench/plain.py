@@ -57,7 +57,6 @@ class Task:
 
     @staticmethod
     def from_command_line() -> "Task":
-        """The task that this process was started with, its last argument."""
         return Task(**json.loads(sys.argv[-1]))
 
     def to_json(self) -> str:
@@ -75,20 +74,15 @@ def note_finished(out: str | Path, num_items: int) -> None:
 
 
 def read_finished(out: Path) -> list[Event]:
-    """What all processes have noted, in the order of time."""
     lines = (out / FINISHED_FILE).read_text().splitlines()
     return sorted((float(time_s), int(number)) for time_s, number in map(str.split, lines))
 
 
 def write_vectors(out: str | Path, name: str, ids: Sequence[str], images: np.ndarray, texts: np.ndarray) -> None:
-    """Write one Parquet file of the results, with columns item_id, image_embedding and text_embedding."""
     folder = Path(out) / VECTORS_FOLDER
     folder.mkdir(exist_ok=True)
-    vectors = {
-        side: pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1])
-        for side, values in zip(SIDES, (images, texts), strict=True)
-    }
-    table = pa.table({"item_id": list(ids)} | vectors)
+    flat = [pa.FixedSizeListArray.from_arrays(np.ravel(each), each.shape[1]) for each in (images, texts)]
+    table = pa.table([pa.array(ids), *flat], ["item_id", *SIDES])
     pq.write_table(table, folder / f"{name}.parquet", use_dictionary=["item_id"])
 
 
@@ -132,8 +126,9 @@ def decoder_of(model: str) -> PlainDecoder:
     return PlainDecoder(model)
 
 
-def as_batch(pairs: Sequence[Pair]) -> Batch:
-    return packed_batch(np.stack([pixels for pixels, _ in pairs]), [ids for _, ids in pairs])
+def as_batch(pairs: Iterable[Pair]) -> Batch:
+    pixels, token_ids = zip(*pairs, strict=True)
+    return packed_batch(np.stack(pixels), token_ids)
 
 
 def packed_batch(pixels: np.ndarray, token_ids: Sequence[np.ndarray]) -> Batch:
@@ -156,7 +151,6 @@ def embed_batch(model: torch.nn.Module, batch: Batch) -> tuple[np.ndarray, np.nd
 
 
 def embed_all(task: Task, name: str, batches: Iterable[tuple[list[str], Batch]]) -> None:
-    """Embed batches of named pairs, and write their vectors into one file."""
     model = load_whole(task.model, task.dtype, task.num_threads)
     ids, images, texts = [], [], []
     for names, batch in batches:
@@ -170,7 +164,7 @@ def embed_all(task: Task, name: str, batches: Iterable[tuple[list[str], Batch]])
 
 
 def decode_batch(images: list[Path], *, model: str) -> tuple[list[str], Batch]:
-    return [image.name for image in images], as_batch([decoder_of(model)(image) for image in images])
+    return [image.name for image in images], as_batch(map(decoder_of(model), images))
 
 
 def run_loop(task: Task, images: list[Path]) -> None:
@@ -181,14 +175,9 @@ def run_loop(task: Task, images: list[Path]) -> None:
     embed_all(task, "all", loader)
 
 
-def decoded(task: Task, num_pairs: int) -> list[Pair]:
-    decode = PlainDecoder(task.model)
-    return [decode(image) for image in task.images()[:num_pairs]]
-
-
 def run_limit(task: Task) -> int:
     """Embed all pairs, decoded before, in `num_workers` processes; gives the exit code."""
-    pairs = decoded(task, task.num_distinct)
+    pairs = list(map(PlainDecoder(task.model), task.images()[: task.num_distinct]))
     children = []
     for number in range(1, task.num_workers):
         pid = os.fork()  # before this process has started any thread of torch

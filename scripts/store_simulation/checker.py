@@ -6,7 +6,7 @@ The same checker reads what a simulation does and what a real run has recorded (
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -40,6 +40,12 @@ def _parse_entry(content: bytes) -> Effect:
     return Effect(added, frozenset(each["remove"]["path"] for each in actions if "remove" in each))
 
 
+def _models(current: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Folder of each model, with the versions that are published of it."""
+    for model, own in {"": current, **current.get("models", {})}.items():
+        yield f"models/{model}/" if model else "", own
+
+
 def _vector_files(table: str, held: Mapping[str, DeletionVector | None]) -> set[str]:
     files = {vector.file(table) for vector in held.values() if vector is not None}
     return {f"{table}/{path}" for path in files if path is not None}
@@ -58,11 +64,12 @@ class Checker:
     violations: list[str] = field(default_factory=list)  # what did not hold
     purged: set[str] = field(default_factory=set)  # items that were purged, by a command that said so
     retired: set[str] = field(default_factory=set)  # items that commands were told to remove
+    purge_begun: set[str] = field(default_factory=set)
+    unfinished_purges: set[str] = field(default_factory=set)
     written: set[tuple[str, str]] = field(default_factory=set)
     states: dict[str, Version] = field(default_factory=dict)
     current: dict[str, Any] | None = None
     needed: frozenset[str] = frozenset()
-    marked: set[str] = field(default_factory=set)
     last_writer: dict[str, Any] = field(default_factory=dict)
     num_changes: int = 0
     content: Callable[[str], bytes | None] = lambda path: None
@@ -112,8 +119,7 @@ class Checker:
     def _check_rows(self, cause: str) -> Version | None:
         current, needed, rows = self.current or {}, {"CURRENT.json"}, {}
         needed.add(f"runs/{current.get('run_id')}/published.json")
-        for model, own in {"": current, **current.get("models", {})}.items():
-            folder = f"models/{model}/" if model else ""
+        for folder, own in _models(current):
             for name in TABLES:
                 paths = self._paths(folder + name, own[name], needed)
                 if paths is None:
@@ -124,7 +130,7 @@ class Checker:
                 if lacking := [path for path in (*files, *own_files) if not self.content(path)]:
                     self.fail(f"CURRENT can't be read: {lacking[0]} is gone or empty; {cause}")
                     return None
-                if self.has_rows and not model:
+                if self.has_rows and not folder:
                     rows[name] = self._rows(name, files)
             if own.get("index") is not None:
                 path = f"{folder}index/{own['index']:06d}"
@@ -188,7 +194,6 @@ class Checker:
         return held
 
     def _check_record(self, run_id: str, *, is_new: bool, num_items: int | None = None) -> str:
-        """Compare the record of a publication with what is published; gives its kind."""
         record = self.content(f"runs/{run_id}/published.json")
         if not record:
             self.fail(f"{run_id} is published and has no record")
@@ -210,20 +215,15 @@ class Checker:
             if old != new and before is not None:
                 self.fail(f"{kind or 'a change'} of {run_id} changed rows: {_differing(old, new)}")
         elif kind == "rollback":
-            target = self.states.get((self.current or {}).get("restores") or "")
-            expected = None if target is None else {each: own for each, own in target.items.items() if each in new}
-            if (
-                target is None
-                or expected != new
-                or any(each not in new and each not in self.being_purged for each in target.items)
-            ):
-                self.fail(f"rollback {run_id} did not bring back {(self.current or {}).get('restores')}")
+            restored = (self.current or {}).get("restores")
+            target = self.states[restored].items if restored in self.states else None
+            if target is None or not new.items() <= target.items() or target.keys() - new.keys() - self.being_purged:
+                self.fail(f"rollback {run_id} did not bring back {restored}")
         elif kind == "purge":
-            gone, others = old.keys() - new.keys(), {each: own for each, own in old.items() if each in new}
-            if others != new or not gone <= self.being_purged:
+            if not new.items() <= old.items() or old.keys() - new.keys() - self.being_purged:
                 self.fail(f"purge {run_id} changed other rows: {_differing(old, new)}")
         else:
-            if lost := {each for each in old if each not in new} - self.retired:
+            if lost := old.keys() - new.keys() - self.retired:
                 self.fail(f"{kind} {run_id} lost {sorted(lost)}")
             if foreign := {each for each in new.items() if old.get(each[0]) != each[1]} - self.written:
                 self.fail(f"{kind} {run_id} published rows that nobody wrote: {sorted(foreign)}")
@@ -235,9 +235,6 @@ class Checker:
     @property
     def being_purged(self) -> set[str]:
         return self.purge_begun | self.purged
-
-    purge_begun: set[str] = field(default_factory=set)
-    unfinished_purges: set[str] = field(default_factory=set)
 
 
 def _differing(old: dict[str, str], new: dict[str, str]) -> list[str]:
@@ -281,21 +278,13 @@ class Change:
         return any(value in digests for value in known) or any(len(value) not in (32, 64) for value in known)
 
 
-def files_of(content: bytes | None) -> tuple[list[str], list[str]]:
-    """Part files that an entry of a log adds and removes."""
-    actions = [json.loads(line) for line in (content or b"").decode().splitlines() if line.strip()]
-    added, removed = ([each[kind]["path"] for each in actions if kind in each] for kind in ("add", "remove"))
-    return added, removed
-
-
 def needed_first(content: bytes | None) -> list[str]:
     """Files that must be there before CURRENT.json names them, beside the older entries of logs."""
     if content is None:
         return []
     current = json.loads(content)
     paths = [f"runs/{current['run_id']}/published.json"]
-    for model, own in {"": current, **current.get("models", {})}.items():
-        folder = f"models/{model}/" if model else ""
+    for folder, own in _models(current):
         paths += [f"{folder}{name}/_delta_log/{own[name]:020d}.json" for name in TABLES if own[name] >= 0]
         paths += [f"{folder}index/{own['index']:06d}/manifest.json"] if own.get("index") is not None else []
     return paths
@@ -365,14 +354,16 @@ class TraceChecker:
             return found.content if found.content is not None else (_THERE if found.size else b"")
         if path in self.gone:
             return None
-        if maybe := self.open.get(path):
-            for each in maybe:
-                if each.what == "put":
-                    return each.content if each.content is not None else _THERE
+        for each in self._puts(path):
+            return each.content if each.content is not None else _THERE
         is_unrecorded = self.is_on_disk and _MADE_IN_PLACE.fullmatch(path) is not None
         if self.is_whole and not is_unrecorded:
             return None
         return _THERE if self.earlier is None or path in self.will_go else self.earlier(path)
+
+    def _puts(self, path: str) -> list[Change]:
+        """Writes of a file that are under way."""
+        return [each for each in self.open.get(path, ()) if each.what == "put"]
 
     def begin(self, change: Change) -> None:
         """Note a change that is under way, and what it needs before it."""
@@ -392,7 +383,7 @@ class TraceChecker:
             self.lists[change.path] = frozenset(json.loads(change.content))
         elif _ENTRY.fullmatch(change.path) and change.content is not None:
             table = change.path.partition("/_delta_log/")[0]
-            added = [f"{table}/{each}" for each in files_of(change.content)[0]]
+            added = [f"{table}/{each}" for each in _parse_entry(change.content).added]
             change.lacking = [path for path in added if self.is_whole and path not in self.ever]
             self.journalled.update(added)
 
@@ -409,10 +400,8 @@ class TraceChecker:
 
     def close(self) -> None:
         """Judge what has no end: who was killed while it deleted a file was not to delete it."""
-        for changes in list(self.open.values()):
-            for change in changes:
-                if change.what == "delete":
-                    self._on_delete(change, is_certain=False)
+        for change in [each for changes in self.open.values() for each in changes if each.what == "delete"]:
+            self._on_delete(change, is_certain=False)
 
     def _make(self, change: Change) -> None:
         self.num_effects += len(change.paths)
@@ -455,8 +444,8 @@ class TraceChecker:
                     return self.files.get(path)
             self.fail(change, f"{path} replaced another version than the last one")
         elif before is None and (self.is_whole or path in self.gone):
-            maybe = [each for each in self.open.get(path, ()) if each.what == "put" and each is not change]
-            if made := next((each for each in maybe if each.is_of(change.condition)), None):
+            maybe = (each for each in self._puts(path) if each is not change and each.is_of(change.condition))
+            if made := next(maybe, None):
                 self._make(made)
                 return self.files.get(path)
             self.fail(change, f"{path} replaced a version that was not there")
@@ -469,8 +458,10 @@ class TraceChecker:
                 return  # its answer was lost, and it was sent again
             if self.content("purged.json") is None:
                 self.fail(change, f"{path} was rewritten, and nothing is purged")
-            if None not in (before.content, change.content) and files_of(before.content) != files_of(change.content):
-                self.fail(change, f"{path} was rewritten to other files")
+            if before.content is not None and change.content is not None:
+                old, new = _parse_entry(before.content), _parse_entry(change.content)
+                if (old.added.keys(), old.removed) != (new.added.keys(), new.removed):
+                    self.fail(change, f"{path} was rewritten to other files")
         elif _ENTRY.fullmatch(path) and change.condition != "absent" and self.is_whole:
             self.fail(change, f"{path} was not written as new")
         elif _LIST.fullmatch(path) and not is_new and change.condition != "absent":
@@ -517,7 +508,7 @@ class TraceChecker:
         for path in change.paths:
             if is_certain and change in self.open.get(path, ()):
                 self.open[path].remove(change)
-            is_there = path in self.files or any(each.what == "put" for each in self.open.get(path, ()))
+            is_there = path in self.files or bool(self._puts(path))
             if path in self.checker.needed:
                 self._advance()
             if is_there or not self.is_whole or _MADE_IN_PLACE.fullmatch(path):
@@ -535,7 +526,7 @@ class TraceChecker:
     def _advance(self) -> None:
         """Make a move of CURRENT.json that is under way: who saw it may go on before it has its answer."""
         current = self.files.get("CURRENT.json")
-        moves = [each for each in self.open.get("CURRENT.json", ()) if each.what == "put" and not each.is_made]
+        moves = (each for each in self._puts("CURRENT.json") if not each.is_made)
         if move := next((each for each in moves if current is not None and current.is_of(each.condition)), None):
             self._make(move)
 
@@ -553,8 +544,8 @@ class TraceChecker:
 
     def _is_listed(self, path: str) -> bool:
         """Whether a move of CURRENT.json that is under way lists the file."""
-        changes = [each for each in self.open.get("CURRENT.json", ()) if each.what == "put"]
-        names = [f"deletions/{token}.json" for each in changes for token in self._lists_of(each)]
+        moves = self._puts("CURRENT.json")
+        names = [f"deletions/{token}.json" for each in moves for token in self._lists_of(each)]
         return path in names or any(path in self._listed(name) for name in names)
 
     def _listed(self, name: str) -> frozenset[str]:
@@ -577,12 +568,11 @@ class TraceChecker:
         folder, entry = f"{found['folder'] or ''}runs/{found['run']}", _JOURNAL.fullmatch(path)
         is_sealed = entry is not None and entry["name"] in self._sealed_in(f"{folder}/journal")
         is_own = found["rest"].startswith(("input/", "preflight")) or found["rest"] == "retrieval_pairs.parquet"
-        maybe = (each.content or b"{}" for each in self.open.get(f"{folder}/run.json", ()) if each.what == "put")
+        maybe = (each.content or b"{}" for each in self._puts(f"{folder}/run.json"))
         is_withdrawn = folder in self.withdrawn or any(json.loads(each).get("is_withdrawn") for each in maybe)
         return is_sealed or is_own or is_withdrawn
 
     def _sealed_in(self, journal: str) -> set[str]:
-        """Entries that segments of a journal hold, made or under way."""
         maybe = (each for path, changes in self.open.items() if _SEGMENT.fullmatch(path) for each in changes)
         names = (json.loads(each.content or b"[]") for each in maybe if each.path.startswith(f"{journal}/"))
         return self.sealed.get(journal, set()).union(*names)
@@ -594,7 +584,6 @@ class TraceChecker:
         return "purged.json" in self.files or self.writers.get(path, {change.writer}) == {change.writer}
 
     def compare(self, there: Iterable[tuple[str, int]]) -> None:
-        """Compare the files that the trace leaves with those that are there."""
         found = {path: size for path, size in there if not is_unfinished(path)}
         for path, change in self.files.items():
             is_open = bool(self.open.get(path))

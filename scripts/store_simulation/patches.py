@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,10 @@ class Rows(list[dict[str, Any]]):
         return Rows(self[offset : offset + length])
 
 
-@lru_cache(maxsize=20_000)
+_cached = lru_cache(maxsize=20_000)
+
+
+@_cached
 def parse_rows(content: bytes) -> Rows:
     return Rows(json.loads(content))
 
@@ -192,15 +196,11 @@ def _each(files: StoreFiles, read: Callable[[Any], Any], of: Sequence[Any], num_
     return [read(each) for each in of]
 
 
-@lru_cache(maxsize=20_000)
+@_cached
 def _part(table: str, path: str, size: int, stats: str, vector: DeletionVector | None) -> PartFile:
     num_rows = json.loads(stats)["numRecords"] - (0 if vector is None else vector.cardinality)
     own = {"num_rows": num_rows, "size_bytes": size, "stats": stats, "deletion_vector": vector}
     return PartFile(table=table, path=path, session="", **own)
-
-
-def _cached(function: Callable[..., Any], maxsize: int = 20_000) -> Callable[..., Any]:
-    return lru_cache(maxsize=maxsize)(function)
 
 
 def install(*, marks: bool = False) -> None:
@@ -239,8 +239,7 @@ def install(*, marks: bool = False) -> None:
     delta_log.parse_entry = delta_state.parse_entry = parse_entry
     delta_state._state_at = _cached(delta_state._state_at)
     publication.PublishIntent.column_schema = property(lambda intent: NO_COLUMNS)  # type: ignore[assignment]
-    parse = _cached(_parse_record)
-    layout.parse_record = lambda files, path, data, kind: parse(path, data, kind)
+    layout.parse_record = lambda files, path, data, kind: _parse_record(path, data, kind)
     for module in (history, current, publish, interim):
         if hasattr(module, "parse_record"):
             module.parse_record = layout.parse_record  # type: ignore[attr-defined]
@@ -249,11 +248,9 @@ def install(*, marks: bool = False) -> None:
 _parse_record_of = layout.parse_record
 
 
+@_cached
 def _parse_record(path: str, data: bytes, kind: Any) -> Any:
-    class Named:
-        uri = staticmethod(lambda path: path)
-
-    return _parse_record_of(Named(), path, data, kind)  # type: ignore[arg-type]
+    return _parse_record_of(SimpleNamespace(uri=str), path, data, kind)  # type: ignore[arg-type]
 
 
 NO_COLUMNS = pa.schema([])
@@ -269,10 +266,8 @@ class PlantedFault(NamedTuple):
     new: str  # what stands in its place
 
 
-FAULTS = tuple(
-    PlantedFault(name, **each)
-    for name, each in tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8")).items()
-)
+_TOLD = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))
+FAULTS = tuple(PlantedFault(name, **each) for name, each in _TOLD.items())
 
 
 def plant(name: str) -> None:

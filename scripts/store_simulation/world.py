@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from math import inf
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -106,11 +107,7 @@ class World:
         )  # fmt: skip
 
     def effect(self, *, is_change: bool = False) -> Fault | None:
-        """Count an effect of the current process and do to it what the schedule says, before the effect.
-
-        Returns:
-            What is to be done to the effect itself.
-        """
+        """Count an effect, do to its process what the schedule says, and tell what is to be done to the effect."""
         process = self.current
         if process is None:  # a look at the store from outside
             return None
@@ -118,10 +115,10 @@ class World:
             raise Killed
         self.num_effects = number = self.num_effects + 1
         process.num_effects = own = process.num_effects + 1
-        if number >= self.next_resume or self.later or number > MAX_EFFECTS:
-            if number > MAX_EFFECTS:
-                raise Stuck
-            self._carry_out()
+        if number > MAX_EFFECTS:
+            raise Stuck
+        if number >= self.next_resume or self.later:
+            self._carry_out(number)
             if number >= self.next_resume:
                 self._hub.switch()
         fault = process.faults.get(own)
@@ -137,22 +134,17 @@ class World:
             return None
         if fault.kind == "kill":
             self.kill()
-        if fault.kind == "power cut at the end":
-            return None
-        if fault.kind == "lag":
-            process.lagging = True
-            return None
-        return fault
+        process.lagging = process.lagging or fault.kind == "lag"
+        return None if fault.kind in ("lag", "power cut at the end") else fault
 
     def kill(self, *, with_machine: bool = False) -> NoReturn:
-        """End the current process here, or all of them."""
         for each in self.processes:
             each.is_killed = each.is_killed or (not each.is_over and (with_machine or each is self.current))
         raise Killed
 
-    def _carry_out(self) -> None:
-        due = [action for when, action in self.later if when <= self.num_effects]
-        self.later = [each for each in self.later if each[0] > self.num_effects]
+    def _carry_out(self, until: float = inf) -> None:
+        due = [action for when, action in self.later if when <= until]
+        self.later = [each for each in self.later if each[0] > until]
         for action in due:
             action()
 
@@ -170,9 +162,7 @@ class World:
             if process.is_over and "ended" not in process.notes:
                 process.notes["ended"] = True
                 on_end(process)
-        for _, action in self.later:
-            action()
-        self.later = []
+        self._carry_out()
 
     def _body(self, process: Process) -> None:
         try:
@@ -208,14 +198,11 @@ class World:
         return first
 
 
-STORE = "s3://simulated/store"
-
-
 class Files(StoreFiles):
     """Store of a simulated backend."""
 
-    def __init__(self, backend: Any, environment: Environment, address: str = STORE) -> None:
-        super().__init__(address)
+    def __init__(self, backend: Any, environment: Environment) -> None:
+        super().__init__("s3://simulated/store")
         self.backend, self.environment = backend, environment
 
 
@@ -250,8 +237,8 @@ class SimulatedBucket:
     def folders(self, folder: str) -> list[str]:
         self._answer()
         start = f"{self._start}{folder}/"
-        below = (path[len(start) :] for path in self._under(start, None))
-        return sorted({path.split("/", 1)[0] for path in below if "/" in path})
+        parts = (path[len(start) :].partition("/") for path in self._under(start, None))
+        return sorted({name for name, slash, _ in parts if slash})
 
     def _under(self, start: str, after: str | None) -> list[str]:
         """Paths that begin with a text, and sort after another one."""
@@ -360,11 +347,9 @@ class SimulatedDisk(Disk):
         checker.content = lambda path: self.contents.get(self.names.get(self._root + path, -1))
 
     def copy_from(self, other: SimulatedDisk) -> None:
-        self.contents, self.synced = dict(other.contents), set(other.synced)
-        self.names, self.durable_names = dict(other.names), dict(other.names)
-        self._sorted = sorted(self.names)
+        self.contents, self.synced, self._num_files = dict(other.contents), set(other.synced), other._num_files
+        self.names, self.durable_names, self._sorted = dict(other.names), dict(other.names), sorted(other.names)
         self.folders_there, self.durable_folders = set(other.folders_there), set(other.folders_there)
-        self._num_files = other._num_files
 
     def _effect(self, *, is_change: bool = True) -> str:
         fault = self._world.effect(is_change=is_change)
@@ -394,19 +379,15 @@ class SimulatedDisk(Disk):
         self.synced.add(self.names[path])
         self._after(kind)
 
-    def rename(self, source: str, target: str) -> None:
+    def link(self, source: str, target: str) -> None:
+        self.rename(source, target, is_new=True)
+
+    def rename(self, source: str, target: str, *, is_new: bool = False) -> None:
         kind = self._effect()
         if source not in self.names:
             raise FileNotFoundError(source)
-        self._move(source, target, kind)
-
-    def link(self, source: str, target: str) -> None:
-        kind = self._effect()
-        if target in self.names:
+        if is_new and target in self.names:
             raise FileExistsError(target)
-        self._move(source, target, kind)
-
-    def _move(self, source: str, target: str, kind: str) -> None:
         self._name(target, self.names[source])
         self._unname(source)
         self._checker.on_put(target.removeprefix(self._root), self.contents[self.names[target]], self._world.current)

@@ -178,6 +178,28 @@ def test_a_checkpoint_keeps_marks_and_what_readers_have_to_know(marked):
     ]
 
 
+@pytest.mark.parametrize("step", [100, 1], ids=["scattered", "side by side"])
+def test_marks_write_twice_what_changed_at_most(tmp_path, step):
+    values = np.random.default_rng(0).standard_normal((10_000, 64)).tolist()
+    written = {}
+    for marks in (False, True):
+        files = new_store(tmp_path / str(marks))
+        publish_refresh(files, *(row(f"{each:05d}", image_embedding=values[each]) for each in range(10_000)))
+        before = table_bytes(files)
+        numbers = range(0, 100 * step, step)
+        changed = (row(f"{each:05d}", content_version="v1", image_embedding=values[-each]) for each in numbers)
+        publish_refresh(files, *changed, marks=marks)
+        after = table_bytes(files)
+        written[marks] = sum(size for path, size in after.items() if path not in before)
+    assert written[True] <= (2 * 0.01 + 0.02) * sum(before.values())
+    assert written[False] > 3 * written[True]
+
+
+def table_bytes(files: StoreFiles) -> dict[str, int]:
+    """Files of both tables, their logs among them -> bytes."""
+    return {info.path: info.size_bytes for name in TABLES for info in files.list(name)}
+
+
 def test_auto_begins_nothing_and_goes_on_with_what_was_begun(files):
     publish_refresh(files, *changed("v1", 3))
     assert not RecordTable(files, "items").has_deletion_vectors
