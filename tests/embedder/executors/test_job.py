@@ -46,8 +46,8 @@ def test_decoding_and_stages_make_smaller_batches_for_a_small_object_store_and_a
     assert num_rows < 256 and num_rows * row <= job.settings.max_block_bytes == (8 << 20) // 2 // 5 // 4
     assert {stage.batch_sizes for stage in job.stages} == {job.settings.batch_sizes}
     assert line == (
-        f"Ray's object store of 8.0 MiB has room for blocks of 205 KiB instead of 160.0 MiB and batches of {num_rows} rows "
-        "instead of 256; 6.3 GiB would do (ray start --object-store-memory)"
+        f"Ray's object store of 8.0 MiB has room for blocks of 205 KiB instead of 160.0 MiB and batches of {num_rows} "
+        "rows instead of 256; 6.3 GiB would do (ray start --object-store-memory)"
     )
 
 
