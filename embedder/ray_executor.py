@@ -75,7 +75,7 @@ class RayExecutor(Executor):
             return job
         compute = self._compute
         allocation = wait_for_capacity(compute.cluster, compute.stage, job.allocation, self.available, self._claim)
-        stages = stage_specs(compute, job.model, job.plan, allocation, job.num_items)
+        stages = stage_specs(compute, job.model, job.plan, allocation, job.num_items, job.settings)
         return replace(job, allocation=allocation, stages=stages)
 
     def run(self, listing: list[pa.Table], job: Job, stop: StopRequest, on_sample: OnSample) -> None:

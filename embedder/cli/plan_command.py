@@ -152,6 +152,8 @@ def _answer_parts(
     parts: list[RenderableType] = [_plan_table(cut, explain=explain)]
     parts.append(f"{rate(cut.items_per_s or 0)} predicted; bottleneck: {cut.bottleneck}")
     parts += [_stages_line(len(cut.stages), answer.alternatives, fixed_by), *_basis_lines(cut)]
+    if answer.counts_compiled:
+        parts.append("layers on GPUs count as compiled, as a long run has them; compile = false counts eager ones")
     if (vision := answer.problem.config.vision) is not None and vision.is_whole:
         parts.append(f"image tower ({vision.describe()}): one stage holds it, as no cut can keep its layers apart")
     if explain:

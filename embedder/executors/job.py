@@ -22,6 +22,7 @@ from embedder.placement.device_settings import (
     CPU_SETTINGS,
     DeviceSettings,
     batch_sizes,
+    fit_to_store,
     group_costs,
     rows_per_batch,
     settings_of,
@@ -37,7 +38,7 @@ from embedder.placement.resources import (
     object_store_bytes,
     request_resources,
 )
-from embedder.quantities import plural
+from embedder.quantities import plural, size_text
 from embedder.servables.towers import read_plan
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage_spec import StageSpec
@@ -54,6 +55,8 @@ from embedder.user_steps.written_rows import NO_STEPS, WrittenSteps
 from shards.fingerprint import preprocess_fingerprint
 from shards.plan import ShardPlan, check_plan, plan_shards
 from shards.planning.problem import ROWS_PER_BATCH
+
+NUM_TASK_STEPS = 2  # decode and write
 
 
 @dataclass(frozen=True)
@@ -133,13 +136,43 @@ def plan_job(
     _check_rows(rows, main, may_load=compute.ray_address is None)
     groups = group_models(models, shared_columns(models, model))
     allocation = allocate(compute, beside_models(available, actors := [each.actor for each in groups]), plan.stages)
-    stages = stage_specs(compute, model, plan, allocation, num_items)
-    settings = settings_of((stage.device for stage in stages), model.config)
-    decode = _decode_of_run(rows, model, models, rows_per_batch(compute.batch_size, settings))
+    decode = _decode_of_run(rows, model, models)
+    settings = _fit_settings(max(handed_on_bytes(model, plan, decode)), model, allocation, available, len(groups))
+    stages = stage_specs(compute, model, plan, allocation, num_items, settings)
+    decode = replace(decode, rows_per_batch=rows_per_batch(compute.batch_size, settings))
     cpus, last = tuple(model_cpus(available, actors)), written_steps(rows.step, main.run.info.step_columns)
     parts = tuple(each.part for each in runs)
     return Job(
         compute, model, plan, decode, allocation, stages, main.run, parts, settings, groups, cpus, last, num_items
+    )
+
+
+def _fit_settings(
+    bytes_per_row: int, model: Model, allocation: Allocation, available: Available, num_groups: int
+) -> DeviceSettings:
+    """Choose the sizes of a run by its devices and by Ray's object store."""
+    stages = allocation.stages
+    num_steps, num_replicas = len(stages) + num_groups + NUM_TASK_STEPS, max(each.max_replicas for each in stages)
+    usual = settings_of((stage.device for stage in stages), model.config)
+    return fit_to_store(usual, bytes_per_row, available.object_store_bytes, num_steps, num_replicas)
+
+
+def describe_store_limit(job: Job, available: Available) -> str | None:
+    """Say in a line how far Ray's object store has made batches or blocks smaller; None if by less than half."""
+    usual = settings_of((stage.device for stage in job.stages), job.model.config)
+    if 2 * job.settings.max_block_bytes > usual.max_block_bytes:
+        return None
+    room, needed = job.settings.max_block_bytes, usual.max_block_bytes
+    num_rows, usual_rows = (rows_per_batch(job.compute.batch_size, each) for each in (job.settings, usual))
+    batches = f" and batches of {num_rows:,} rows instead of {usual_rows:,}" if num_rows < usual_rows else ""
+    batch_bytes = num_rows * max(handed_on_bytes(job.model, job.plan, job.decode))
+    if batch_bytes > room and job.compute.batch_size != "auto":
+        batches = f", and batch_size = {num_rows} makes them {size_text(batch_bytes)}: steps will wait for each other"
+    store_bytes = available.object_store_bytes
+    return (
+        f"Ray's object store of {size_text(store_bytes)} has room for blocks of {size_text(room)} instead of "
+        f"{size_text(needed)}{batches}; {size_text(store_bytes * needed / room)} would do "
+        "(ray start --object-store-memory)"
     )
 
 
@@ -148,10 +181,10 @@ def _check_rows(rows: RowSettings, main: ModelRun, *, may_load: bool) -> None:
     check_columns(rows.metric, with_carryover(EMBEDDINGS, main.part.metadata.columns))
 
 
-def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherModel], num_rows: int) -> DecodeSpec:
+def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherModel]) -> DecodeSpec:
     """Return the settings of the decode step, including what further models and the user's own steps take from it."""
     return replace(
-        decode_spec(rows, model, num_rows),
+        decode_spec(rows, model),
         further=further_inputs(models, model, rows.decode.settled_colour),
         models=("", *(each.name for each in models)),
         steps=decoded_steps(rows.step),
@@ -159,12 +192,21 @@ def _decode_of_run(rows: RowSettings, model: Model, models: Sequence[FurtherMode
 
 
 def stage_specs(
-    compute: ComputeSettings, model: Model, plan: ShardPlan, allocation: Allocation, num_items: int | None = None
+    compute: ComputeSettings,
+    model: Model,
+    plan: ShardPlan,
+    allocation: Allocation,
+    num_items: int | None = None,
+    settings: DeviceSettings | None = None,
 ) -> tuple[StageSpec, ...]:
-    """Return the settings of each stage's replicas; `num_items` is the number of items to embed, if known."""
+    """Return the settings of each stage's replicas.
+
+    `num_items` is the number of items to embed, if known; `settings` are the run's sizes, by default those of its
+    devices.
+    """
     niceness = niceness_by_work(plan.stages)
     devices = {resources.device for resources in allocation.stages}
-    settings = settings_of(devices, model.config)
+    settings = settings or settings_of(devices, model.config)
     planned = {name for stage in plan.stages if (name := stage.device) is not None and stage.num_gpus}
     gpus = planned or set(hardware.gpu_names()) if "cuda" in devices else set()
     costs = group_costs(model.config, gpus) if devices == {"cuda"} else ()

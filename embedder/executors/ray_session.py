@@ -119,6 +119,7 @@ def as_node(entry: dict[str, Any], resources: dict[str, float], type_label: str 
         memory_bytes=int(entry["Resources"].get("memory", 0.0)),
         labels=frozenset(labels.items()),
         node_id=entry["NodeID"],
+        object_store_bytes=int(entry["Resources"].get("object_store_memory", 0.0)),
     )
 
 

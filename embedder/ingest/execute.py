@@ -12,7 +12,7 @@ from embedder.executors.bottleneck import OperatorHistory
 from embedder.executors.choose_engine import EngineChoice
 from embedder.executors.executor import Executor, OnSample
 from embedder.executors.fleet_watch import FleetWatch
-from embedder.executors.job import Job, ModelRun, plan_job, ray_store_bytes
+from embedder.executors.job import Job, ModelRun, describe_store_limit, plan_job, ray_store_bytes
 from embedder.executors.monitor import RunMonitor
 from embedder.executors.progress import ShowProgress, no_progress
 from embedder.executors.signals import StopRequest, stop_at, stop_on_signals
@@ -101,11 +101,13 @@ def _choose(inputs: Inputs, num_items: int) -> EngineChoice:
 
 
 def _log_job(job: Job, available: Available) -> None:
-    """Log where the stages compute, and what lowers their number."""
+    """Log where the stages compute, and what lowers their number or the size of their batches."""
     if devices := describe_devices(job.allocation, available):
         LOG.info(devices)
     if compiled := [str(stage.index) for stage in job.stages if stage.compile]:
         LOG.info(f"layers are compiled in stages {', '.join(compiled)} (compile = {toml(job.compute.compile)})")
+    if smaller := describe_store_limit(job, available):
+        LOG.info(smaller)
     if limits := describe_limits(job.compute.stage, job.allocation):
         LOG.info(limits)
 

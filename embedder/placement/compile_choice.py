@@ -6,14 +6,17 @@ run that `auto` does not compile may still gain from `compile = true`.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from embedder.config import ComputeSettings
 from embedder.placement.allocation import StageResources
 from embedder.placement.device_settings import USUAL_GPU, gpu_type
+from shards.model_config import ModelConfig
 from shards.plan import PlannedStage
+from shards.planning.planning_costs import ModelCosts
 
-GAIN = 1.2
-"""Rate of compiled layers relative to eager ones."""
+GAIN = 1.23
+"""Rate of compiled layers relative to eager ones, in half precision: 1.23 to 1.27 on an H100 and an H200."""
 COMPILE_S = 6.0
 """Seconds to compile a layer in one form."""
 VISION_FORMS, TEXT_FORMS = 1, 2
@@ -55,3 +58,12 @@ def repays(compute_s: float, *, has_vision: bool, has_text: bool) -> bool:
     """Whether compiling takes less time than it saves; `compute_s` is a replica's total with eager layers."""
     num_forms = VISION_FORMS * has_vision + TEXT_FORMS * has_text
     return compute_s * (1 - 1 / GAIN) > num_forms * COMPILE_S
+
+
+def as_compiled(costs: ModelCosts, compute: ComputeSettings, config: ModelConfig) -> ModelCosts:
+    """Lower the seconds of eager layers to those of a long run, if that compiles them on a GPU in half precision."""
+    is_cpu = costs.device.lower().startswith("cpu")
+    if is_cpu or compute.compile is False or costs.dtype not in ("bfloat16", "float16") or config.is_one_tower:
+        return costs
+    vision, text = (each.scale(1.0, 1 / GAIN, 1.0) for each in (costs.vision, costs.text))
+    return replace(costs, vision=vision, text=text)

@@ -19,6 +19,10 @@ from shards.planning.planning_costs import GPU_CALLS, ModelCosts
 from shards.planning.problem import ROWS_PER_BATCH
 
 CAPTION_TOKENS = 16
+STORE_SHARE = 0.5
+"""Of Ray's object store, what Ray Data fills before it holds back steps; each step has an equal part of it."""
+BLOCKS_PER_REPLICA = 4
+"""Blocks of a step that a replica needs room for: one computes, one comes, one leaves, one waits."""
 USUAL_GPU = "A100"
 """Assumed for GPUs that the table does not have."""
 
@@ -82,9 +86,30 @@ def settings_of(devices: Iterable[str], config: ModelConfig) -> DeviceSettings:
     settings = GPU_SETTINGS if "cuda" in devices else CPU_SETTINGS
     if settings.max_batch_bytes is None:
         return settings
-    most_rows = max(1, settings.max_batch_bytes // _widest_bytes(config))
-    times = max(1, 2 ** ceil(log2(settings.batch_sizes[0] / most_rows)))
+    return _with_batches_of(settings, settings.max_batch_bytes // _widest_bytes(config))
+
+
+def _with_batches_of(settings: DeviceSettings, most_rows: int) -> DeviceSettings:
+    """Halve all batch sizes until the first has at most so many rows, or one."""
+    times = max(1, 2 ** ceil(log2(settings.batch_sizes[0] / max(1, most_rows))))
     return replace(settings, batch_sizes=tuple(max(1, size // times) for size in settings.batch_sizes))
+
+
+def fit_to_store(
+    settings: DeviceSettings, bytes_per_row: int, store_bytes: int, num_steps: int, num_replicas: int
+) -> DeviceSettings:
+    """Lower a GPU's blocks, and batches with them, until each of `num_steps` steps has room for several.
+
+    Larger ones pass the steps one by one, each waiting for the others. `bytes_per_row` is that of the widest hand-over,
+    `store_bytes` Ray's object store on all nodes, 0 if unknown, and `num_replicas` those of the step with the most.
+    """
+    if not store_bytes or settings.max_batch_bytes is None:
+        return settings
+    fitting = int(store_bytes * STORE_SHARE) // (num_steps * num_replicas * BLOCKS_PER_REPLICA)
+    if fitting >= settings.max_block_bytes:
+        return settings
+    fitted = replace(settings, block_bytes=min(settings.block_bytes, fitting), max_block_bytes=fitting)
+    return _with_batches_of(fitted, fitting // bytes_per_row)
 
 
 def _widest_bytes(config: ModelConfig) -> int:

@@ -38,6 +38,11 @@ class Available:
         """GPUs, counted whole."""
         return int(self.num_gpus + TOLERANCE)
 
+    @property
+    def object_store_bytes(self) -> int:
+        """Ray's object store on all nodes; 0 if unknown."""
+        return sum(node.object_store_bytes for node in self.nodes)
+
 
 def share_of(available: Available, cluster: ClusterConfig, *, is_cluster: bool) -> Available:
     """Return the part of a machine or cluster that a run may take; each node gives the same part of its CPUs.

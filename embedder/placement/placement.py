@@ -27,6 +27,7 @@ class Node:
 
     `num_cpus` may be fractional; `num_gpus` are whole. `device_type` is the value of the label that names the type of
     its devices, else `gpu_type`, Ray's name (L4, A100). `labels` are pairs of key and value; `node_id` is Ray's.
+    `object_store_bytes` is its part of Ray's object store, all of it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Node:
     labels: frozenset[tuple[str, str]] = frozenset()
     node_id: str = ""
     gpu_type: str | None = None
+    object_store_bytes: int = 0
 
     def __str__(self) -> str:
         gpus = f", {self.num_gpus} x {self.device_type or 'GPU'}" if self.num_gpus else ""

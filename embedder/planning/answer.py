@@ -10,6 +10,7 @@ from embedder.config import ComputeSettings, RowSettings
 from embedder.errors import ConfigError
 from embedder.installation import require
 from embedder.placement import hardware
+from embedder.placement.compile_choice import as_compiled
 from embedder.placement.compute_dtype import DtypeChoice, choose_dtype, gpus_of_fleet
 from embedder.placement.device_settings import rows_per_batch, settings_of_fleet
 from embedder.planning.plan_options import PlanOptions
@@ -32,7 +33,8 @@ class PlanAnswer:
 
     `alternatives` have one stage fewer and one more. `fixed_by` is the key that fixes the number of stages, None if it
     was searched. `comparison` is with equal parts of each tower, None without `explain`; `what_if` is None without
-    `num_items`. `dtype` says why it was chosen; `node_types` has one line each.
+    `num_items`. `dtype` says why it was chosen; `node_types` has one line each. `counts_compiled` says whether layers
+    on GPUs count as compiled.
     """
 
     plan: ShardPlan
@@ -43,6 +45,7 @@ class PlanAnswer:
     what_if: WhatIf | None
     dtype: DtypeChoice
     node_types: tuple[str, ...] = ()
+    counts_compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ def answer_plan(uri: str, compute: ComputeSettings, rows: RowSettings, options: 
         what_if(problem, num_stages, options.num_items, setting.startup_s) if options.num_items else None,
         setting.dtype,
         setting.node_types,
+        any(as_compiled(pool.costs, compute, request.model) != pool.costs for pool in problem.pools),
     )
 
 
@@ -127,7 +131,8 @@ def _setting(request: _Request) -> _Setting:
     here = request.in_dtype(dtype)
     if not dtype.was_asked and dtype.dtype == "float16":
         fleet = tuple((num, with_slow_float16(device)) for num, device in fleet)
-    costs, host = _costs(here, fleet)
+    eager, host = _costs(here, fleet)
+    costs = {name: as_compiled(each, here.compute, model) for name, each in eager.items()}
 
     def on_fleet(num_stages: int) -> PlacementProblem:
         return make_problem(

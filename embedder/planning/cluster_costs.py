@@ -15,6 +15,7 @@ from embedder.errors import USER_MISTAKES, ConfigError
 from embedder.executors.job import preprocessing_of
 from embedder.models.model_folder import Model, open_model
 from embedder.placement import hardware
+from embedder.placement.compile_choice import as_compiled
 from embedder.placement.compute_dtype import DtypeChoice, Gpu, choose_dtype
 from embedder.placement.device_settings import rows_per_batch, settings_of, settings_of_fleet
 from embedder.placement.placement import Node
@@ -230,7 +231,7 @@ def problem_of_cluster(
     usual_s = found.costs[usual.name].host.item_s(mix)
     speeds = {each.name: usual_s / found.costs[each.name].host.item_s(mix) for each in found.types}
     num_cores = sum(found.cores(each) * speeds[each.name] for each in found.types)
-    costs = {each.name: found.costs[each.name].costs for each in found.types}
+    costs = {each.name: as_compiled(found.costs[each.name].costs, compute, model) for each in found.types}
     host = with_engine(compute, model, costs[usual.name], found.costs[usual.name].host, mix, num_cores)
     fleet = tuple(
         (each.num_gpus or found.cores(each), _device(model, each, found, compute.settled_dtype)) for each in found.types

@@ -64,7 +64,8 @@ def _sum_up(rows: pa.Table, encode_s: float) -> ItemSample:
     cpu_s = sum(call.cpu_s for call in calls)
     mix = observed_mix(calls, sum(number is not None for number in rows["num_vectors"].to_pylist()))
     if num_images and IMAGE_GRID.name in rows.column_names:
-        mix = replace(mix, image_patches=round(int(grids_of(rows).prod(1).sum()) / num_images))
+        grids = grids_of(rows)
+        mix = replace(mix, image_patches=round(int(grids.prod(1).sum()) / int(grids[:, 0].sum())))
     if num_images == 0:
         return ItemSample(mix, None, cpu_s / max(num_captions, 1), rows)
     return ItemSample(mix, max(cpu_s - encode_s * num_captions, 0.0) / num_images, encode_s, rows)

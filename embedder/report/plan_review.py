@@ -6,6 +6,7 @@ from typing import Any
 
 from embedder.executors.job import Job
 from embedder.placement.allocation import Allocation
+from embedder.placement.compile_choice import as_compiled
 from embedder.placement.device_settings import rows_per_batch
 from embedder.placement.fleet import Available
 from embedder.planning.sample import observed_mix
@@ -14,8 +15,10 @@ from embedder.report.prediction import Host, RunPrediction, StageShape, balanced
 from embedder.report.report_schema import BetterPlan, Expected, Review, StepReport
 from embedder.store.journal.step_metrics import Measurement
 from embedder.store.layout import run_file
+from shards.model_errors import ModelError
 from shards.plan import plan_specs
-from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts
+from shards.planning.devices import device_of_ray_type
+from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts, estimate_costs, estimate_host
 from shards.planning.problem import PlacementProblem
 from shards.shard_specs import ShardSpec
 
@@ -38,7 +41,8 @@ def review_run(
     """Compare a run with its costs; where another cut promises `MIN_GAIN`, write its plan next to the report.
 
     `steps` are sums over the session's calls, `engine_cpu_s` is Ray's own CPU time, None if unknown; `costs` are None
-    if never measured or estimated. With `too_short`, why the run says nothing about its plan, no other cut is searched.
+    if never measured, and then estimated where all stages are on GPUs of one known type. With `too_short`, why the run
+    says nothing about its plan, no other cut is searched.
     Returns None if nothing was finished.
     """
     if not num_items:
@@ -47,6 +51,7 @@ def review_run(
     seconds = {step.step: _seconds_per_item(job, step, num_items) for step in steps}
     if engine_cpu_s is not None:
         seconds["engine"] = engine_cpu_s / num_items
+    costs = costs or _estimate_costs(job, available, mix)
     found = {} if costs is None else _compare_with_costs(job, available, steps, seconds, mix, costs, too_short)
     return Review(
         images_per_item=mix.images_per_item,
@@ -56,6 +61,20 @@ def review_run(
         too_short=too_short,
         **found,
     )
+
+
+def _estimate_costs(job: Job, available: Available, mix: DataMix) -> tuple[ModelCosts, HostCosts] | None:
+    """Estimate the costs of a run on GPUs of one type; None on CPUs, on several types, or on one that no table has."""
+    types, config = {node.gpu_type for node in available.nodes if node.num_gpus}, job.model.config
+    if len(types) != 1 or any(stage.device != "cuda" for stage in job.stages):
+        return None
+    num_rows = rows_per_batch(job.compute.batch_size, job.settings)
+    try:
+        device = device_of_ray_type(types.pop() or "")
+        costs = estimate_costs(config, device, job.compute.settled_dtype, mix.caption_tokens, num_rows)
+    except ModelError:
+        return None
+    return costs, estimate_host(config)
 
 
 def _compare_with_costs(
@@ -68,10 +87,12 @@ def _compare_with_costs(
     too_short: str | None,
 ) -> dict[str, Any]:
     """Return what the costs predict for the run, and the better cut if the run was long enough."""
+    if all(stage.compile for stage in job.stages):
+        costs = as_compiled(costs[0], job.compute, job.model.config), costs[1]
     shapes, host = _as_run(job, steps), host_of(job.compute.ray_address, job.allocation, available)
     found = predict(_problem(job, costs, mix), shapes, host)
     better = None
-    if too_short is None:
+    if too_short is None and costs[0].source == "measured":  # the table's towers may be a fifth off
         better = _better_plan(job, _problem(job, _as_observed(costs, found, seconds), mix), shapes, host)
     return {"expected": _expect(found, costs), "better": better}
 

@@ -299,11 +299,15 @@ def assemble(carried: pa.Table, rows: list[tuple[int, Values]], spec: DecodeSpec
 
 
 def count_inputs(measurement: Measurement, table: pa.Table, spec: DecodeSpec) -> None:
-    """Count the images, captions and tokens that the towers will compute, batch by batch, including padding."""
+    """Count the images, captions and tokens that the towers will compute, batch by batch, including padding.
+
+    Frames of a clip that are computed together count as one image.
+    """
     pixels, tokens = table["pixels"], table["token_ids"]
     measurement.num_rows = table.num_rows
     if IMAGE_GRID.name in table.schema.names:
-        measurement.num_images = int(sum(grid[0] for grid in grids_of(table)))
+        together = spec.clips.frames_together if spec.clips is not None else 1
+        measurement.num_images = int(sum(-(-grid[0] // together) for grid in grids_of(table)))
     elif spec.resize is not None:
         measurement.num_images = (pc.sum(pc.binary_length(pixels)).as_py() or 0) // (3 * spec.resize.image_size**2)
     measurement.num_captions = table.num_rows - tokens.null_count

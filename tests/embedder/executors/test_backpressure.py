@@ -4,13 +4,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import samples
 from tiny_models import tiny_config
 
 import embedder
+from embedder.compat import worker_options
+from embedder.compat.ray_data import actor_pool, map_blocks
+from embedder.placement.device_settings import GPU_SETTINGS, STORE_SHARE, fit_to_store
 from shards.fresh import init_model
 from shards.train_tokenizer import train_tokenizer
 
@@ -18,6 +24,7 @@ PROGRAM = Path(__file__).parents[2] / "support" / "small_store_run.py"
 STORE_BYTES = 80 << 20
 NUM_ITEMS, WIDTH = 1000, 16384  # captions whose vectors take 64 KiB each: 62 MiB in all
 ROW_BYTES = 4 * WIDTH
+ROW_S = 0.016  # of a stage that sleeps
 CONFIG = """
 model = "{model}"
 store = "{store}"
@@ -102,3 +109,47 @@ def test_a_full_disk_below_the_object_store_is_one_line_and_the_same_command_goe
     assert found["failure"].startswith("node ") and "\n" not in found["failure"]
     assert "the disk that it spills to are full; make room" in found["failure"]
     assert "the same command goes on" in found["failure"]
+
+
+def part_of_best_rate(num_rows, store_bytes, row_bytes):
+    """Rate of three stages that sleep, of the best one, where Ray Data has so much memory for their blocks."""
+    import ray.data
+
+    sleep_s, num_blocks = ROW_S * num_rows, 512 // num_rows
+
+    class Sleeping:
+        def __call__(self, table):
+            began_s = time.time()
+            time.sleep(sleep_s)
+            return block(min(began_s, *table["began_s"].to_pylist()))
+
+    def block(began_s):
+        values = np.ones((num_rows, row_bytes), np.uint8)
+        columns = {"values": pa.FixedShapeTensorArray.from_numpy_ndarray(values), "began_s": [began_s] * num_rows}
+        return pa.table(columns | {"ended_s": [time.time()] * num_rows})
+
+    options = ray.data.DataContext.get_current().execution_options
+    before = options.resource_limits
+    options.resource_limits = ray.data.ExecutionResources(object_store_memory=store_bytes * STORE_SHARE)
+    tasks = {"batch_format": "pyarrow", "batch_size": None, "num_cpus": 0.25}
+    actors = {"num_gpus": 0, "num_cpus": 0.25, "compute": actor_pool(1, 1)} | worker_options()
+    try:
+        dataset = ray.data.range(num_blocks, override_num_blocks=num_blocks)
+        dataset = dataset.map_batches(lambda _: block(time.time() + 1e6), **tasks)
+        for _ in range(3):
+            dataset = map_blocks(dataset, Sleeping, (), rows_per_batch=num_rows, **actors)
+        found = dataset.map_batches(lambda table: table.select(["began_s", "ended_s"]), **tasks).take_all()
+    finally:
+        options.resource_limits = before
+    whole_s = max(row["ended_s"] for row in found) - min(row["began_s"] for row in found)
+    return (num_blocks + 2) * sleep_s / whole_s
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_blocks_that_fit_the_object_store_keep_stages_busy_where_larger_ones_pass_one_by_one():
+    store_bytes, row_bytes = 64 << 20, 64 << 10
+    fitted = fit_to_store(GPU_SETTINGS, row_bytes, store_bytes, num_steps=5, num_replicas=1).batch_sizes[0]
+    assert fitted == 16
+    reached, larger = (part_of_best_rate(num_rows, store_bytes, row_bytes) for num_rows in (fitted, 4 * fitted))
+    assert reached > 1.2 * larger

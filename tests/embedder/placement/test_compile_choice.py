@@ -3,14 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from gpu_simulation import MODELS
 from tiny_models import tiny_config
 
 from embedder.config import load_config
 from embedder.placement.allocation import StageResources
-from embedder.placement.compile_choice import COMPILE_S, GAIN, estimated_s, is_compiled
+from embedder.placement.compile_choice import COMPILE_S, GAIN, as_compiled, estimated_s, is_compiled
 from embedder.placement.device_settings import gpu_type
 from shards.plan import plan_shards
 from shards.planning.devices import DEVICES
+from shards.planning.planning_costs import estimate_costs
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec
 
@@ -79,3 +81,27 @@ def test_without_seconds_operations_over_the_fastest_gpus_rate_count(stage):
 )
 def test_a_gpu_is_found_by_each_of_its_names(name, known):
     assert gpu_type(name).flops == DEVICES[known].flops
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "measured"),
+    [("H100", "vit-l-14", 2_784), ("H200", "vit-l-14", 2_902), ("H100", "vit-b-32", 31_514)],
+)
+def test_the_table_gives_the_rates_of_compiled_towers_that_were_measured(device, name, measured):
+    config, compute = MODELS[name](), load_config().compute
+    eager = estimate_costs(config, DEVICES[device], "bfloat16", num_rows=256 if name == "vit-l-14" else 1024)
+    compiled = as_compiled(eager, compute, config)
+    seconds = compiled.vision.of(LayerRange(0, config.num_layers["vision"]), config.num_layers["vision"])
+    assert 1 / seconds == pytest.approx(measured, rel=0.2)
+    assert compiled.vision.front_s == eager.vision.front_s
+
+
+def test_layers_count_as_eager_where_no_run_compiles_them():
+    config = MODELS["vit-l-14"]()
+    for device, dtype, settings in (
+        ("H100", "bfloat16", {"compile": False}),
+        ("CPU", "bfloat16", {}),
+        ("H100", "float32", {}),
+    ):
+        eager = estimate_costs(config, DEVICES[device], dtype)
+        assert as_compiled(eager, load_config(overrides=settings).compute, config) == eager

@@ -1,9 +1,17 @@
-"""Batch sizes by device and by the bytes that a model hands on."""
+"""Sizes of batches and blocks by device, by the bytes that a model hands on, and by the object store."""
 
 import pytest
 from published_models import PUBLISHED
 
-from embedder.placement.device_settings import CPU_SETTINGS, GPU_SETTINGS, batch_sizes, settings_of
+from embedder.executors.block_size import items_per_block
+from embedder.placement.device_settings import (
+    BLOCKS_PER_REPLICA,
+    CPU_SETTINGS,
+    GPU_SETTINGS,
+    batch_sizes,
+    fit_to_store,
+    settings_of,
+)
 from shards.costs import cut_bytes
 
 
@@ -21,3 +29,23 @@ def test_a_batch_fits_into_a_hand_over_at_every_cut(name, tmp_path):
     assert [each / first for each in others] == [2, 4, 0.5, 0.25]
     assert settings_of(["cpu"], config) == CPU_SETTINGS
     assert batch_sizes(12, settings_of(["cuda"], config)) == (12,)
+
+
+def test_blocks_of_a_gpu_leave_each_step_room_for_several_in_the_object_store():
+    def fitted(store_bytes, num_replicas=1, row=500 << 10):
+        return fit_to_store(GPU_SETTINGS, row, store_bytes, num_steps=5, num_replicas=num_replicas)
+
+    assert fitted(0) == fitted(16 << 30) == GPU_SETTINGS, "unknown, or enough"
+    for store_bytes, num_replicas in ((1 << 30, 1), (4 << 30, 1), (16 << 30, 8), (75 << 20, 1)):
+        found = fitted(store_bytes, num_replicas)
+        room = store_bytes / 2 / 5
+        assert BLOCKS_PER_REPLICA * num_replicas * found.max_block_bytes <= room, "half of it, in equal parts"
+        assert found.block_bytes == found.max_block_bytes
+        first = found.batch_sizes[0]
+        assert first * (500 << 10) <= found.block_bytes and (
+            first == GPU_SETTINGS.batch_sizes[0] or 2 * first * (500 << 10) > found.block_bytes
+        )
+        assert items_per_block("auto", first, 500 << 10, 10**6, settings=found) * (500 << 10) <= found.block_bytes
+    assert fitted(1 << 30, row=10 << 10).batch_sizes == GPU_SETTINGS.batch_sizes, "small rows keep their batches"
+    assert fitted(75 << 20, row=1 << 30).batch_sizes[0] == 1
+    assert fit_to_store(CPU_SETTINGS, 1 << 20, 75 << 20, 5, 1) == CPU_SETTINGS

@@ -18,6 +18,7 @@ from embedder.cli.render_report import (
 from embedder.executors.job import make_plan, plan_job
 from embedder.models.model_folder import open_model
 from embedder.placement.fleet import Available
+from embedder.placement.placement import Node
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
 from embedder.report.report_schema import Expected, PlaceReport, Review, StepReport
@@ -174,6 +175,24 @@ def test_without_costs_a_run_says_what_it_saw(make_run, model, tmp_path):
     review = review_run(job, Available(16), *observed((0.02, 0.02), 100, 0), None)
     assert (review.expected, review.better, review.captions_per_item) == (None, None, 0.0)
     assert review_run(job, Available(16), *observed((1, 1), 0, 0, num_items=0), None) is None
+
+
+def test_a_run_on_gpus_that_was_never_measured_is_judged_by_the_table(make_run, model, tmp_path):
+    job = finished_job(make_run, model, samples.folder(tmp_path / "in", 2))
+    stages = tuple(replace(stage, device="cuda") for stage in job.stages)
+    job = replace(job, stages=stages, compute=replace(job.compute, dtype="bfloat16"))
+    seen = observed((0.02, 0.02), 100, 100)
+
+    def expected(*types, job=job):
+        nodes = tuple(Node(name, 8, 1, gpu_type=name) for name in types)
+        return review_run(job, Available(16, len(nodes), nodes), *seen, None)
+
+    review = expected("H100", "H100")
+    assert review.expected.source == "estimated" and review.better is None
+    assert "less than half of what was expected was reached: stage " in review_parts(review, 25.0)[-1]
+    compiled = expected("H100", job=replace(job, stages=tuple(replace(stage, compile=True) for stage in stages)))
+    assert compiled.expected.items_per_s > review.expected.items_per_s
+    assert [expected(*types).expected for types in (("H100", "T4"), ("B9000",), ())] == [None, None, None]
 
 
 @pytest.mark.parametrize(

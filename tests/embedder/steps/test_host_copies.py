@@ -64,6 +64,24 @@ def test_calls_of_two_threads_give_what_each_was_asked_for(slow):
     assert len(copies.log) == 3 * CALLS
 
 
+@pytest.mark.parametrize("slow", ["inward", "compute", "outward", ""])
+def test_computing_and_waits_by_cause_add_up_to_the_time_since_the_first_batch(slow):
+    copies = SimulatedCopies(slow)
+    double = Doubling(copies)
+    copies(double, batch_of(torch.ones(3)))
+    first_ended_s = copies._last_ended.at_s
+
+    def call(number):
+        time.sleep(0.04 * number)  # a device that is fed slowly waits for its input, too
+        return copies(double, batch_of(torch.ones(3)))[1]
+
+    with ThreadPoolExecutor(3) as threads:
+        times = list(threads.map(call, range(CALLS)))
+    whole_s = copies._last_ended.at_s - first_ended_s
+    assert sum(map(sum, times)) == pytest.approx(whole_s, rel=0.02)
+    assert slow != "inward" or sum(each.waited_copy_s for each in times) > 0
+
+
 def wait_for(copies, stream, number):
     """Wait until a stream has begun so many copies; an error if that doesn't come to pass meanwhile."""
     for _ in range(WAIT_S * 100):

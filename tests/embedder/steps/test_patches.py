@@ -4,6 +4,7 @@ import io
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import samples
 import timm
@@ -27,7 +28,11 @@ from embedder.media.resize import ResizeSpec, scaled_size, whole_squares_size
 from embedder.models.model_folder import open_model
 from embedder.planning.sample import sample_items
 from embedder.sources.listing import list_sources
-from embedder.steps.decode import ItemReader, grids_of
+from embedder.steps.decode import ItemReader, count_inputs, grids_of
+from embedder.steps.item_decoder import DecodeSpec
+from embedder.store.journal.step_metrics import Measurement
+from embedder.store.tables.arrow_tensors import pack
+from shards.clip_sequence import ClipForm
 from shards.convert import import_checkpoint
 from shards.costs import cut_bytes
 from shards.model_config import load_model_config
@@ -206,3 +211,17 @@ def test_patches_of_a_square_follow_each_other():
     assert found["image_grid"].tolist() == [1, 4, 6]
     squares = found["pixels"][:, 0].reshape(-1, 4).tolist()
     assert squares[:4] == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11], [12, 13, 18, 19]]
+
+
+@pytest.mark.parametrize(("together", "num_images"), [(None, 14), (1, 14), (2, 8)])
+def test_frames_of_a_clip_that_are_computed_together_count_as_one_image(together, num_images):
+    grids = [(1, 4, 6), None, (8, 4, 4), (5, 2, 2)]  # a picture, a caption alone, two clips
+    pixels = [np.zeros((int(np.prod(grid)), 12), np.uint8) if grid else None for grid in grids]
+    columns = {"pixels": pack(pixels), "token_ids": pack([None] * 4)}
+    table = pa.table(columns | {"image_grid": pack([np.array(grid, np.int32) if grid else None for grid in grids])})
+    form = together and ClipForm(
+        place="<p>", frames_together=together, min_pixels=1, max_pixels=9, max_frame_pixels=9, max_frames=8
+    )
+    measurement = Measurement("decode")
+    count_inputs(measurement, table, DecodeSpec(None, None, None, 32, 1.0, 8, 32, clips=form))
+    assert measurement.num_images == num_images

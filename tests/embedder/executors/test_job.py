@@ -1,0 +1,59 @@
+"""What is decided of a run before it starts: sizes that fit into the object store of its Ray."""
+
+import pytest
+import samples
+from embedding_runs import begun
+
+from embedder.executors.job import describe_store_limit, handed_on_bytes, make_plan, plan_job
+from embedder.models.model_folder import open_model
+from embedder.placement.device_settings import GPU_SETTINGS
+from embedder.placement.fleet import Available
+from embedder.placement.placement import Node
+from embedder.quantities import size_text
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def planned(make_run, tmp_path):
+    """The job of a run on one GPU whose Ray has so much memory for blocks."""
+
+    source = samples.folder(tmp_path / "in")
+
+    def plan(store_bytes, **options):
+        config = make_run(source, num_stages=3, device="auto", **options)
+        model = open_model(config.model)
+        there = Available(16, 1, (Node("a", 16, 1, "H100", object_store_bytes=store_bytes),))
+        runs = [begun(config, model)]
+        job = plan_job(config.compute, config.rows, model, make_plan(config.compute, model), there, runs, 10**6)
+        return job, describe_store_limit(job, there)
+
+    return plan
+
+
+def test_a_gpu_run_on_a_large_object_store_has_its_usual_sizes(planned):
+    for store_bytes in (0, 16 * GIB):
+        job, line = planned(store_bytes)
+        assert {stage.device for stage in job.stages} == {"cuda"}
+        assert (job.settings, line) == (GPU_SETTINGS, None)
+        assert job.decode.rows_per_batch == 256
+
+
+def test_decoding_and_stages_make_smaller_batches_for_a_small_object_store_and_a_line_says_so(planned):
+    job, line = planned(8 << 20)
+    row = max(handed_on_bytes(job.model, job.plan, job.decode))
+    num_rows = job.decode.rows_per_batch
+    assert num_rows < 256 and num_rows * row <= job.settings.max_block_bytes == (8 << 20) // 2 // 5 // 4
+    assert {stage.batch_sizes for stage in job.stages} == {job.settings.batch_sizes}
+    assert line == (
+        f"Ray's object store of 8.0 MiB has room for blocks of 205 KiB instead of 160.0 MiB and batches of {num_rows} "
+        "rows instead of 256; 6.3 GiB would do (ray start --object-store-memory)"
+    )
+
+
+def test_a_batch_size_of_the_users_own_stays_and_the_line_says_what_it_costs(planned):
+    job, line = planned(8 << 20, batch_size=256)
+    assert {stage.batch_sizes for stage in job.stages} == {(256,)}
+    assert job.decode.rows_per_batch == 256
+    block = size_text(256 * max(handed_on_bytes(job.model, job.plan, job.decode)))
+    assert f"instead of 160.0 MiB, and batch_size = 256 makes them {block}: steps will wait for each other; " in line
