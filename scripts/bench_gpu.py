@@ -315,7 +315,6 @@ def memory_taken() -> Iterator[list[float]]:
     def sample() -> bool:
         free, total = torch.cuda.mem_get_info()
         shares.append((before - free) / total)
-
         return True
 
     sampler = RepeatingThread(SAMPLE_S, sample, "memory")

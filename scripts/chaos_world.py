@@ -171,11 +171,10 @@ def _compare_model(store: Path | str, undisturbed: Path, model: str | None, diff
 
 
 def _same(row: dict[str, Any], other: dict[str, Any], facts: Sequence[str]) -> bool:
-    vectors = [(row.get(name), other.get(name)) for name in ("image_embedding", "text_embedding")]
-    return all(row.get(name) == other.get(name) for name in (*facts, *OF_STEP)) and all(
-        ours is theirs if ours is None or theirs is None else np.dot(ours, theirs) >= MIN_COSINE
-        for ours, theirs in vectors
-    )
+    if any(row.get(name) != other.get(name) for name in (*facts, *OF_STEP)):
+        return False
+    pairs = [(row.get(name), other.get(name)) for name in ("image_embedding", "text_embedding")]
+    return all(a is b if a is None or b is None else np.dot(a, b) >= MIN_COSINE for a, b in pairs)
 
 
 class Poller:

@@ -144,9 +144,8 @@ def loop_rate(library: Library, files: Files, batch_size: int, num_workers: int)
     with torch.inference_mode():
         for pixels, token_ids in loader:
             moved = pixels.to(library.device, non_blocking=True).float().div_(127.5).sub_(1)
-            pair = library.encode(
-                moved.to(getattr(torch, library.dtype)), token_ids.to(library.device, non_blocking=True)
-            )
+            asked = token_ids.to(library.device, non_blocking=True)
+            pair = library.encode(moved.to(getattr(torch, library.dtype)), asked)
             vectors.append([torch.nn.functional.normalize(side.float(), dim=-1).cpu() for side in pair])
             marks.append((time.perf_counter() - started_s, len(pixels)))
     first_s, whole_s = marks[0][0], marks[-1][0]

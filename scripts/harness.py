@@ -25,7 +25,7 @@ SCRIPTS = Path(__file__).parent
 EMBEDDER = (sys.executable, "-m", "embedder")
 INTERVAL_S = 0.5
 MIB = 1 << 20
-HTTP = urllib3.PoolManager(maxsize=64, retries=False, timeout=300.0)
+HTTP = urllib3.PoolManager(maxsize=64, retries=False)
 
 
 class CommandFailedError(Exception):
@@ -209,14 +209,14 @@ def serving(store: str | Path, log: Path, options: Sequence[str] = ()) -> Iterat
 
 def is_ready(url: str) -> bool:
     try:
-        return ask(f"{url}/readyz")[0] == 200
+        return ask(f"{url}/readyz", timeout_s=5.0)[0] == 200
     except urllib3.exceptions.HTTPError:
         return False
 
 
-def ask(url: str, body: Mapping[str, object] | None = None) -> tuple[int, bytes]:
+def ask(url: str, body: Mapping[str, object] | None = None, timeout_s: float = 60.0) -> tuple[int, bytes]:
     """Ask a service, and by POST where there is a body; status and content."""
-    answer = HTTP.request("GET" if body is None else "POST", url, json=body)
+    answer = HTTP.request("GET" if body is None else "POST", url, json=body, timeout=timeout_s)
     return answer.status, answer.data
 
 

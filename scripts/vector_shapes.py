@@ -104,7 +104,10 @@ def _waved(exponent: float, **others: float) -> Callable[..., Shape]:
     def make(rng: np.random.Generator, dim: int) -> Shape:
         first, second, meaning = (_power(rng, dim, exponent) for _ in range(3))
         wide = np.float32(3.0 * np.sqrt(dim))
-        look = lambda values: np.sin(values @ first * wide) @ second  # noqa: E731
+
+        def look(values: np.ndarray) -> np.ndarray:
+            return np.sin(values @ first * wide) @ second
+
         return Shape(_linear(meaning), look, _normal(rng, dim), **others)
 
     return make

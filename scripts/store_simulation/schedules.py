@@ -262,10 +262,8 @@ def run_schedule(schedule: Schedule) -> Outcome:
     for number, name in enumerate(schedule.operations):
         faults = [each for each in schedule.faults if each.process == number]
         clock = schedule.clocks[number] if number < len(schedule.clocks) else 0
-        process = _process(
-            world, checker, backend, number, f"{'ABC'[number]} {name}", OPERATIONS[name], faults, clock,
-            schedule.on_disk,
-        )  # fmt: skip
+        own = f"{'ABC'[number]} {name}"
+        process = _process(world, checker, backend, number, own, OPERATIONS[name], faults, clock, schedule.on_disk)
         if name.startswith("refresh without"):
             checker.retired.add(name.split()[-1])
         processes.append(process)
