@@ -20,10 +20,10 @@ def planned(make_run, tmp_path):
 
     source = samples.folder(tmp_path / "in")
 
-    def plan(store_bytes, **options):
+    def plan(store_bytes, *, can_grow=False, **options):
         config = make_run(source, num_stages=3, device="auto", **options)
         model = open_model(config.model)
-        there = Available(16, 1, (Node("a", 16, 1, "H100", object_store_bytes=store_bytes),))
+        there = Available(16, 1, (Node("a", 16, 1, "H100", object_store_bytes=store_bytes),), can_grow=can_grow)
         runs = [begun(config, model)]
         job = plan_job(config.compute, config.rows, model, make_plan(config.compute, model), there, runs, 10**6)
         return job, describe_store_limit(job, there)
@@ -32,8 +32,8 @@ def planned(make_run, tmp_path):
 
 
 def test_a_gpu_run_on_a_large_object_store_has_its_usual_sizes(planned):
-    for store_bytes in (0, 16 * GIB):
-        job, line = planned(store_bytes)
+    for store_bytes, can_grow in ((0, False), (16 * GIB, False), (8 << 20, True)):
+        job, line = planned(store_bytes, can_grow=can_grow)
         assert {stage.device for stage in job.stages} == {"cuda"}
         assert (job.settings, line) == (GPU_SETTINGS, None)
         assert job.decode.rows_per_batch == 256
