@@ -170,10 +170,11 @@ def describe_store_limit(job: Job, available: Available) -> str | None:
     if batch_bytes > room and job.compute.batch_size != "auto":
         batches = f", and batch_size = {num_rows} makes them {size_text(batch_bytes)}: steps will wait for each other"
     store_bytes = available.object_store_bytes
+    own = "a Ray that a run starts takes a quarter of the machine's memory at most"
     return (
         f"Ray's object store of {size_text(store_bytes)} has room for blocks of {size_text(room)} instead of "
         f"{size_text(needed)}{batches}; {size_text(store_bytes * needed / room)} would do "
-        "(ray start --object-store-memory)"
+        f"({own if job.compute.ray_address is None else 'ray start --object-store-memory'})"
     )
 
 

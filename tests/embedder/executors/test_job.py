@@ -40,7 +40,7 @@ def test_a_gpu_run_on_a_large_object_store_has_its_usual_sizes(planned):
 
 
 def test_decoding_and_stages_make_smaller_batches_for_a_small_object_store_and_a_line_says_so(planned):
-    job, line = planned(8 << 20)
+    job, line = planned(8 << 20, ray_address="10.0.0.1:6379")
     row = max(handed_on_bytes(job.model, job.plan, job.decode))
     num_rows = job.decode.rows_per_batch
     assert num_rows < 256 and num_rows * row <= job.settings.max_block_bytes == (8 << 20) // 2 // 5 // 4
@@ -57,3 +57,4 @@ def test_a_batch_size_of_the_users_own_stays_and_the_line_says_what_it_costs(pla
     assert job.decode.rows_per_batch == 256
     block = size_text(256 * max(handed_on_bytes(job.model, job.plan, job.decode)))
     assert f"instead of 160.0 MiB, and batch_size = 256 makes them {block}: steps will wait for each other; " in line
+    assert line.endswith("6.3 GiB would do (a Ray that a run starts takes a quarter of the machine's memory at most)")
