@@ -143,8 +143,12 @@ def _make_executor(
     from embedder.ray_executor import RayExecutor
 
     compute = inputs.config.compute
+    access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
     num_gpus = hardware.num_gpus() if compute.may_use_gpus else 0
     settings = settings_of(["cuda"] if num_gpus else ["cpu"], inputs.model.config)
-    store_bytes = ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings, max(1, num_gpus))
-    access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
-    return RayExecutor(compute, store_bytes, access, before_exit)
+    return RayExecutor(
+        compute,
+        ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings, max(1, num_gpus)),
+        access,
+        before_exit,
+    )
