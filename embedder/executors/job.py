@@ -154,7 +154,8 @@ def _fit_settings(
     stages = allocation.stages
     num_steps, num_replicas = len(stages) + num_groups + NUM_TASK_STEPS, max(each.max_replicas for each in stages)
     usual = settings_of((stage.device for stage in stages), model.config)
-    return fit_to_store(usual, bytes_per_row, available.object_store_bytes, num_steps, num_replicas)
+    store_bytes = 0 if available.can_grow else available.object_store_bytes  # that of nodes to come is unknown
+    return fit_to_store(usual, bytes_per_row, store_bytes, num_steps, num_replicas)
 
 
 def describe_store_limit(job: Job, available: Available) -> str | None:
@@ -169,10 +170,11 @@ def describe_store_limit(job: Job, available: Available) -> str | None:
     if batch_bytes > room and job.compute.batch_size != "auto":
         batches = f", and batch_size = {num_rows} makes them {size_text(batch_bytes)}: steps will wait for each other"
     store_bytes = available.object_store_bytes
+    own = "a Ray that a run starts takes a quarter of the machine's memory at most"
     return (
         f"Ray's object store of {size_text(store_bytes)} has room for blocks of {size_text(room)} instead of "
         f"{size_text(needed)}{batches}; {size_text(store_bytes * needed / room)} would do "
-        "(ray start --object-store-memory)"
+        f"({own if job.compute.ray_address is None else 'ray start --object-store-memory'})"
     )
 
 
@@ -284,10 +286,15 @@ def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = N
     return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
 
 
-def ray_store_bytes(batch_size: int | Literal["auto"], model: Model, plan: ShardPlan, settings: DeviceSettings) -> int:
-    """Return the shared memory for a Ray that the run starts here, at most a quarter of memory (or the default)."""
-    most_bytes = min(settings.object_store_bytes, max(OBJECT_STORE_BYTES, hardware.memory_bytes() // 4))
-    rows_in_flight = settings.batches_in_flight * rows_per_batch(batch_size, settings)
+def ray_store_bytes(
+    batch_size: int | Literal["auto"], model: Model, plan: ShardPlan, settings: DeviceSettings, num_gpus: int = 1
+) -> int:
+    """Return the shared memory for a Ray that the run starts here, at most a quarter of memory (or the default).
+
+    Each of `num_gpus` GPUs has room for what a device needs.
+    """
+    most_bytes = min(settings.object_store_bytes * num_gpus, max(OBJECT_STORE_BYTES, hardware.memory_bytes() // 4))
+    rows_in_flight = settings.batches_in_flight * rows_per_batch(batch_size, settings) * num_gpus
     return object_store_bytes(sum(handed_on_bytes(model, plan)), rows_in_flight, most_bytes)
 
 

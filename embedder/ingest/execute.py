@@ -143,9 +143,12 @@ def _make_executor(
     from embedder.ray_executor import RayExecutor
 
     compute = inputs.config.compute
-    device = "cuda" if compute.may_use_gpus and hardware.num_gpus() > 0 else "cpu"
-    settings = settings_of([device], inputs.model.config)
     access = access_of(compute.ray_address, inputs.model.uri, run, to_embed)
+    num_gpus = hardware.num_gpus() if compute.may_use_gpus else 0
+    settings = settings_of(["cuda"] if num_gpus else ["cpu"], inputs.model.config)
     return RayExecutor(
-        compute, ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings), access, before_exit
+        compute,
+        ray_store_bytes(compute.batch_size, inputs.model, inputs.plan, settings, max(1, num_gpus)),
+        access,
+        before_exit,
     )

@@ -30,6 +30,13 @@ def test_the_table_gives_the_rates_that_were_measured(device, name, side):
         assert 1 / seconds == pytest.approx(measured, rel=0.2), num_rows
 
 
+@pytest.mark.parametrize(("num_rows", "measured"), [(32, 2_148), (256, 2_262)])
+def test_the_table_gives_the_rates_of_a_shard_of_images(num_rows, measured):
+    config = MODELS["vit-l-14"]()
+    costs = estimate_costs(config, H100, "bfloat16", num_rows=num_rows)
+    assert 1 / costs.vision.of(LayerRange(0, 24), 24) == pytest.approx(measured, rel=0.2)
+
+
 def test_products_and_copies_are_as_fast_as_measured():
     assert H100.gpu.product_flops["bfloat16"] == pytest.approx(682e12, rel=0.2)
     assert H100.bandwidth_bytes_per_s == pytest.approx(55e9, rel=0.2)

@@ -20,10 +20,10 @@ def planned(make_run, tmp_path):
 
     source = samples.folder(tmp_path / "in")
 
-    def plan(store_bytes, **options):
+    def plan(store_bytes, *, can_grow=False, **options):
         config = make_run(source, num_stages=3, device="auto", **options)
         model = open_model(config.model)
-        there = Available(16, 1, (Node("a", 16, 1, "H100", object_store_bytes=store_bytes),))
+        there = Available(16, 1, (Node("a", 16, 1, "H100", object_store_bytes=store_bytes),), can_grow=can_grow)
         runs = [begun(config, model)]
         job = plan_job(config.compute, config.rows, model, make_plan(config.compute, model), there, runs, 10**6)
         return job, describe_store_limit(job, there)
@@ -32,15 +32,15 @@ def planned(make_run, tmp_path):
 
 
 def test_a_gpu_run_on_a_large_object_store_has_its_usual_sizes(planned):
-    for store_bytes in (0, 16 * GIB):
-        job, line = planned(store_bytes)
+    for store_bytes, can_grow in ((0, False), (16 * GIB, False), (8 << 20, True)):
+        job, line = planned(store_bytes, can_grow=can_grow)
         assert {stage.device for stage in job.stages} == {"cuda"}
         assert (job.settings, line) == (GPU_SETTINGS, None)
         assert job.decode.rows_per_batch == 256
 
 
 def test_decoding_and_stages_make_smaller_batches_for_a_small_object_store_and_a_line_says_so(planned):
-    job, line = planned(8 << 20)
+    job, line = planned(8 << 20, ray_address="10.0.0.1:6379")
     row = max(handed_on_bytes(job.model, job.plan, job.decode))
     num_rows = job.decode.rows_per_batch
     assert num_rows < 256 and num_rows * row <= job.settings.max_block_bytes == (8 << 20) // 2 // 5 // 4
@@ -57,3 +57,4 @@ def test_a_batch_size_of_the_users_own_stays_and_the_line_says_what_it_costs(pla
     assert job.decode.rows_per_batch == 256
     block = size_text(256 * max(handed_on_bytes(job.model, job.plan, job.decode)))
     assert f"instead of 160.0 MiB, and batch_size = 256 makes them {block}: steps will wait for each other; " in line
+    assert line.endswith("6.3 GiB would do (a Ray that a run starts takes a quarter of the machine's memory at most)")

@@ -65,6 +65,7 @@ def test_three_stages_on_a_gpu_get_memory_for_blocks_of_activations(monkeypatch)
         monkeypatch.setattr(hardware, "memory_bytes", lambda gib=gib: gib << 30)
         found.append(ray_store_bytes("auto", model, plan, GPU_SETTINGS))
     assert found == [1 << 30, 6 << 30, 16 << 30]
+    assert ray_store_bytes("auto", model, plan, GPU_SETTINGS, num_gpus=8) == 32 << 30, "as far as memory goes"
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 4, 16])
