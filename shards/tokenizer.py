@@ -54,10 +54,12 @@ def check_tokenizer(tokenizer: Any, text: TextTower, where: str) -> None:
     ids = tokenizer.encode("").ids
     if text.end_id is not None and text.end_id not in ids:
         added = tokenizer.id_to_token(text.end_id) if ids and ids[-1] < text.end_id else None
-        cure = f"; if {added!r} was added behind the end token, write eos_token_id = {ids[-1]} into {CONFIG_FILE}"
+        cure = "bring the tokeniser that this tower was trained with"
+        if added:
+            cure += f"; if {added!r} was added behind the end token, write eos_token_id = {ids[-1]} into {CONFIG_FILE}"
         raise ModelError(
             f"{where}: the tokeniser gives an empty caption the ids {ids}, without the end token {text.end_id} where "
-            f"the text tower pools; bring the tokeniser that this tower was trained with{cure if added else ''}"
+            f"the text tower pools; {cure}"
         )
     if text.has_fixed_length and (tokenizer.padding or {}).get("length") is None:
         raise ModelError(

@@ -278,12 +278,15 @@ def check_int8(compute: ComputeSettings, model: Model) -> None:
 def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = None) -> list[int]:
     """Return the bytes of one image with its caption as each step passes them on: pixels first, then over each cut.
 
-    `decode` includes what decode makes for further models; None if there are none.
+    For a model of clips, those of a clip. `decode` includes what decode makes for further models; None if there are
+    none.
     """
-    pixels = model.config.vision.input_bytes(0) if model.config.vision is not None else 0
+    vision = model.config.vision
+    num_frames, pixels = (vision.inputs_per_row, vision.input_bytes(0)) if vision is not None else (1, 0)
     beside = [each.resize for each in decode.further if each.column != "pixels"] if decode is not None else []
     pixels += sum(3 * max(each.image_size**2, each.most_patches * each.patch_size**2) for each in beside if each)
-    return [pixels, *(stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)]
+    cuts = (num_frames * stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)
+    return [num_frames * pixels, *cuts]
 
 
 def ray_store_bytes(

@@ -201,6 +201,9 @@ def _check_ready(found: ListingComparison, served: StoreInfo, *, is_int8_checked
     require("embed", f"embedder {inputs.options.kind}")
     if (untrained := untrained_reason(inputs.model.folder)) is not None:
         LOG.info(f"model {inputs.model.config.name} is untrained: {untrained}; search with it means nothing yet")
+    asked, clip_frames = inputs.config.frames_per_segment, inputs.model.config.clip_frames
+    if clip_frames not in (None, asked) and "frames_per_segment" in inputs.config.model_fields_set:
+        LOG.info(f"frames_per_segment = {asked} has no effect: model {inputs.model.config.name} takes {clip_frames}")
     has_work = found.work.difference.to_embed.num_rows > 0
     _settle_dtype(inputs, has_work=has_work, is_int8_checked=is_int8_checked)
     _log_other_libraries(inputs, served, found.work)

@@ -26,26 +26,33 @@ class FrameClock:
 
     A missing timestamp, or one that isn't later than its predecessor's, is replaced by the predecessor's plus one
     frame. `time_base` is the seconds per unit of the timestamps, `frame_s` the duration of a frame that declares none.
+    Times and durations that are within `tolerance_s` of whole frames are these: some containers round to 1 ms.
     """
 
     time_base: Fraction
     frame_s: Fraction
+    tolerance_s: Fraction = Fraction(0)
     _first: int | None = None
     _last_s: Fraction | None = None
     _last_shown_s: Fraction = Fraction(0)
 
     def tick(self, timestamp: int | None, duration: int | None) -> tuple[Fraction, Fraction]:
         """Return the next frame's time and how long it is shown, both in seconds."""
-        shown_s = duration * self.time_base if duration and duration > 0 else self.frame_s
+        shown_s = self.snap(duration * self.time_base) if duration and duration > 0 else self.frame_s
         if self._first is None and timestamp is not None:
             self._first = timestamp
         time_s = Fraction(0)
         if timestamp is not None and self._first is not None:
-            time_s = (timestamp - self._first) * self.time_base
+            time_s = self.snap((timestamp - self._first) * self.time_base)
         if self._last_s is not None and time_s <= self._last_s:
             time_s = self._last_s + self._last_shown_s
         self._last_s, self._last_shown_s = time_s, shown_s
         return time_s, shown_s
+
+    def snap(self, time_s: Fraction) -> Fraction:
+        """Return the time of the nearest whole frame, if it is within the tolerance; else the time itself."""
+        whole_s = round(time_s / self.frame_s) * self.frame_s
+        return whole_s if abs(whole_s - time_s) <= self.tolerance_s else time_s
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ WITHOUT_INDEX = frozenset({"mpegts", "mpeg", "mpegvideo", "flv", "asf"})
 """Formats in which seeking may end between two key frames."""
 READ_BYTES = 1 << 18
 DEFAULT_RATE = Fraction(25)
+ROUNDED_S = Fraction(3, 2000)  # times of Matroska and FLV are in ms, an MP4's duration may be; three make a length
 MAX_TAG_CHARACTERS = 1 << 15  # of one text
 MAX_SEGMENT = 2**31 - 1  # segments are stored as int32
 MAX_PIXEL_ASPECT = 8  # a pixel beyond 8:1 means a broken header
@@ -66,12 +67,13 @@ def read_segments(
     A damaged or cut-off file raises after its whole segments: a DecodeError, or whatever else PyAV raises.
     """
     missing_bytes = (declared_bytes(file) or 0) - file.seek(0, 2)
+    length_s = _find_length_s(file, max_pixels) if from_start else None
     with _open(file) as container:
         stream = _video_stream(container, max_pixels)
         duration_s = _duration_s(container, stream)
-        rule = SegmentRule(segment_s, frames_per_segment, duration_s, from_start)
+        rule = SegmentRule(segment_s, frames_per_segment, length_s or duration_s, from_start)
         grouped = GroupedFrames(_packets(container, stream), stream)
-        frames, num_counted = _timed_frames(grouped, stream), 0
+        frames, num_counted = _timed_frames(grouped, _clock(stream, is_exact=from_start)), 0
         if missing_bytes > 0:
             frames = _until_cut(frames, missing_bytes, duration_s)
         resizer = _Resizer(stream, resize)
@@ -117,7 +119,7 @@ def read_frame_at(file: BinaryIO, resize: ResizeSpec, time_s: float, max_pixels:
     """
     with _open(file) as container:
         stream = _video_stream(container, max_pixels)
-        shown = first = next(_timed_frames(_decoded_frames(container, stream, max_pixels), stream))
+        shown = first = next(_timed_frames(_decoded_frames(container, stream, max_pixels), _clock(stream)))
         for frame in _frames_near(container, stream, first, time_s, max_pixels):
             if frame.time_s > time_s:
                 break
@@ -166,12 +168,37 @@ def _duration_s(container: Any, stream: Any) -> Fraction | None:
     return None
 
 
-def _timed_frames(frames: Iterable[Any], stream: Any) -> Iterator[TimedFrame[Any]]:
+def _find_length_s(file: BinaryIO, max_pixels: int) -> Fraction | None:
+    """Return the time from the first frame to the last one's end, by packets where the stream doesn't declare it.
+
+    The container's duration counts its other streams. None if nothing is found.
+    """
+    with _open(file) as container:
+        stream = _video_stream(container, max_pixels)
+        start = stream.start_time or 0
+        last = (start + max(stream.duration or 0, 0), 0)
+        if last[0] == start:
+            try:
+                if container.duration and container.format.name not in WITHOUT_INDEX:
+                    container.seek(int(Fraction(container.duration, av.time_base) / stream.time_base), stream=stream)
+                for packet in container.demux(stream):
+                    last = max(last, (packet.pts or 0, packet.duration or 0))
+            except (av.FFmpegError, OverflowError):
+                pass  # damage is found, and told, where frames are decoded
+        return _clock(stream, is_exact=True).snap((sum(last) - start) * stream.time_base) or None
+
+
+def _clock(stream: Any, *, is_exact: bool = False) -> FrameClock:
+    """Return the clock of a stream's frames; an exact one takes off what a container rounds."""
+    frame_s = 1 / (stream.average_rate or stream.guessed_rate or DEFAULT_RATE)
+    return FrameClock(stream.time_base, frame_s, min(ROUNDED_S, frame_s / 8) if is_exact else Fraction(0))
+
+
+def _timed_frames(frames: Iterable[Any], clock: FrameClock) -> Iterator[TimedFrame[Any]]:
     """Give frames, decoded or on demand, growing times; damage raises where it is found.
 
     Raises a DecodeError if there is no frame at all, or the decoder invented parts of one.
     """
-    clock = FrameClock(stream.time_base, 1 / (stream.average_rate or stream.guessed_rate or DEFAULT_RATE))
     num_frames = 0
     for frame in frames:
         num_frames += 1
@@ -233,7 +260,7 @@ def _frames_near(
         yield from frames
     else:
         container.seek(0)
-        yield from _timed_frames(_decoded_frames(container, stream, max_pixels), stream)
+        yield from _timed_frames(_decoded_frames(container, stream, max_pixels), _clock(stream))
 
 
 def _seeked_frames(

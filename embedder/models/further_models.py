@@ -102,6 +102,7 @@ def open_models(sections: Iterable[Mapping[str, Any]], rows: RowSettings) -> tup
     found = []
     for servable in ordered:
         _check_inputs(servable)
+        _check_clips(servable, rows)
         parts = [servable.fingerprint(), *(fingerprints[giver] for giver in sorted(_givers(servable)))]
         fingerprints[servable.name] = short_hash([part.encode() for part in parts]) if parts[1:] else parts[0]
         columns = columns_of(servable)
@@ -132,6 +133,17 @@ def _check_inputs(servable: Servable) -> None:
                 f"{servable.where()}: input {name}: of = {declared.of!r}: a run's items have an image and a caption "
                 "alone; leave `of` out, or name another model's output as MODEL.OUTPUT"
             )
+
+
+def _check_clips(servable: Servable, rows: RowSettings) -> None:
+    """Refuse a model of clips beside a main one that takes other frames of a segment."""
+    clips, main = (servable.clip_frames, True), (rows.frames_per_segment, rows.frames_from_start)
+    if servable.clip_frames is not None and clips != main:
+        raise ConfigError(
+            f"{servable.where()}: {servable.uri} takes clips of {servable.clip_frames} frames, and the store's main "
+            f"model is given {rows.frames_per_segment} of a segment{', too' if main[1] else ', spread otherwise'}; "
+            'make it the main one, or write sides = ["text"]'
+        )
 
 
 def _other_outputs(servable: Servable, columns: Mapping[str, str]) -> pa.Schema:

@@ -113,9 +113,9 @@ def fit_to_store(
 
 
 def _widest_bytes(config: ModelConfig) -> int:
-    """Return the most bytes that one image or caption takes at any cut, in half precision."""
+    """Return the most bytes that one row, of an image, a clip or a caption, takes at any cut, in half precision."""
     return max(
-        cut_bytes(config, side, layer, "bfloat16", CAPTION_TOKENS)
+        tower.inputs_per_row * cut_bytes(config, side, layer, "bfloat16", CAPTION_TOKENS)
         for side, tower in config.towers.items()
         for layer in range(tower.num_layers + 1)
     )

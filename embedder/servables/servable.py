@@ -86,6 +86,11 @@ class Servable(ConfigSection):
     is_part: ClassVar[bool] = False
     """Whether it computes one part of a servable that has been split."""
 
+    @property
+    def clip_frames(self) -> int | None:
+        """Frames of a segment that it takes as one input, from its start on; None if it takes each by itself."""
+        return None
+
     @abstractmethod
     def input_columns(self) -> Mapping[str, InputColumn]:
         """Declared inputs by name, in the order in which a graph takes them."""

@@ -95,6 +95,11 @@ class TowersServable(Servable):
             )
         return found
 
+    @property
+    def clip_frames(self) -> int | None:
+        """Frames of a clip, if its images are such."""
+        return self._config.clip_frames if "image" in self._sides() else None
+
     def input_columns(self) -> Mapping[str, InputColumn]:
         """Return pixels and token ids as the towers take them; a row needs at least one of the two."""
         config, inputs = self._config, dict[str, InputColumn]()

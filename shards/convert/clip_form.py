@@ -71,8 +71,12 @@ def _fits(settings: Mapping[str, Any], vision: Any, preprocess: PreprocessConfig
     }
     is_normalised = settings.get("do_normalize", True)
     mean, std = (settings.get(key) if is_normalised else (plain,) * 3 for key, plain in _NORMALISED.items())
-    is_same = [list(mean or ()), list(std or ())] == [list(preprocess.mean), list(preprocess.std)]
+    is_same = [_to_tuple(mean), _to_tuple(std)] == [tuple(preprocess.mean), tuple(preprocess.std)]
     return is_same and all(settings.get(key, value) == value for key, value in expected.items())
+
+
+def _to_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value  # JSON has lists, a class's own settings may have tuples
 
 
 _NORMALISED = {"image_mean": 0.0, "image_std": 1.0}
@@ -87,15 +91,17 @@ def _read_limits(settings: Mapping[str, Any], vision: Any) -> dict[str, int] | N
     """Return the limits of frames and pixels; None if the settings have none."""
     square = (vision.patch_px * vision.merge_size) ** 2
     size = settings.get("size") or {}
+    if not isinstance(size, Mapping):
+        return None
     least, most = settings.get("min_pixels") or size.get("shortest_edge"), settings.get("max_pixels")
     most = most or size.get("longest_edge")
     frame = MAX_FRAME_TOKENS * square
     if not vision.fewest_patches:  # each frame fills its budget
         tokens = settings.get("max_soft_tokens")
-        least, most = 1, tokens * square if isinstance(tokens, int) else None
+        least, most = 1, tokens * square if type(tokens) is int else None
         frame = most or frame
     frames = settings.get("max_frames") or MAX_FRAMES
     limits = {"min_pixels": least, "max_pixels": most, "max_frame_pixels": frame, "max_frames": frames}
-    if not all(isinstance(each, int) and each > 0 for each in limits.values()):
+    if not all(type(each) is int and each > 0 for each in limits.values()):
         return None
     return limits | {"max_frames": min(frames, MAX_FRAMES)}

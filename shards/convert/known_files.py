@@ -119,14 +119,17 @@ def describe_import(
 
 def _use_of(known: KnownFile, path: Path, library: Library, config: ModelConfig) -> tuple[str, str]:
     """Return whether a file was read, and why not."""
-    winner = _winner(path)
+    winner = _winner(path, config)
     if winner is not None:
         return "no influence", f"; {winner} wins"
     if config.is_one_tower and known.pattern == CHAT_FILES:
         return "read", " around an item"
-    takes_clips = config.clip_frames is not None
-    if known.pattern in (PROCESSOR_FILE, VIDEO_PROCESSOR_FILE) and takes_clips != (known.holds == "video processing"):
-        return "no influence", "; images are processed as clips" if takes_clips else "; frames are processed as images"
+    unread = {
+        PROCESSOR_FILE: "; images are processed as clips" if config.clip_frames is not None else None,
+        VIDEO_PROCESSOR_FILE: None if _takes_videos(config) else "; frames are processed as images",
+    }.get(known.pattern)
+    if unread is not None:
+        return "no influence", unread
     if library not in known.libraries:
         return "no influence", f"; not read with {library}'s files" if known.libraries else ""
     if known.side and known.side not in config.towers:
@@ -134,16 +137,25 @@ def _use_of(known: KnownFile, path: Path, library: Library, config: ModelConfig)
     return "read", ""
 
 
-def _winner(path: Path) -> str | None:
+def _winner(path: Path, config: ModelConfig) -> str | None:
     """Return the file that is read in the place of another one that holds the same."""
-    if path.name == COMBINED_PROCESSOR_FILE and path.with_name(PROCESSOR_FILE).is_file():
-        return PROCESSOR_FILE
+    combined = path.with_name(COMBINED_PROCESSOR_FILE)
+    has_video = _takes_videos(config) and combined.is_file() and "video_processor" in read_json(combined, "")
+    if path.name == VIDEO_PROCESSOR_FILE and has_video:
+        return combined.name
+    own = PROCESSOR_FILE if config.clip_frames is None else VIDEO_PROCESSOR_FILE
+    if path == combined and not has_video and path.with_name(own).is_file():
+        return own
     if any(fnmatch(path.name, each) for each in VOCABULARIES) and path.with_name(TOKENIZER_FILE).is_file():
         return TOKENIZER_FILE
     if fnmatch(path.name, "*pytorch_model*.bin*"):
         safe = path.name.partition("pytorch_model")[0] + WEIGHTS_FILE
         return next((each for each in (safe, f"{safe}.index.json") if path.with_name(each).is_file()), None)
     return None
+
+
+def _takes_videos(config: ModelConfig) -> bool:
+    return config.clip_frames is not None or config.preprocess.clips is not None
 
 
 def _decisions(folder: Path, library: Library, config: ModelConfig, sentence: SentenceModel | None) -> Iterator[str]:

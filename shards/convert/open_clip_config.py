@@ -136,6 +136,9 @@ class PreprocessSection(ModelSection):
     fill_color: Literal[0] = 0
 
 
+BESIDE = "import another model, or run this one beside a main model (docs/servables.md)"
+
+
 def read_open_clip_config(folder: Path) -> tuple[OpenClipConfig, PreprocessSection]:
     """Read a folder's `open_clip_config.json`; raises a ModelError if it is missing or can't be imported."""
     path = folder / OPEN_CLIP_CONFIG_FILE
@@ -148,12 +151,17 @@ def read_open_clip_config(folder: Path) -> tuple[OpenClipConfig, PreprocessSecti
         sections[key] = section
     vision = sections["model_cfg"].get("vision_cfg")
     if isinstance(vision, dict) and isinstance(vision.get("layers"), list):
-        raise ModelError(f"{path}: vision_cfg.layers = {vision['layers']}: a ResNet; only ViTs can be imported")
+        raise ModelError(
+            f"{path}: vision_cfg.layers = {vision['layers']}: a ResNet of open_clip's own, which isn't built here; its "
+            f"ViTs and towers of timm are: {BESIDE}"
+        )
     try:
         config = OpenClipConfig.model_validate(sections["model_cfg"])
         return config, PreprocessSection.model_validate(_without_none(sections["preprocess_cfg"]))
     except ValidationError as error:
-        raise ModelError(f"{path}: {describe(error)}; nothing else can be imported") from None
+        raise ModelError(
+            f"{path}: {describe(error)}; other settings of open_clip aren't built here: {BESIDE}"
+        ) from None
 
 
 def read_open_clip_preprocess(section: PreprocessSection, image_size: int, max_caption_tokens: int) -> PreprocessConfig:

@@ -79,12 +79,28 @@ def _create(folder: Path, *, pretrained: bool) -> Any:
     try:
         # timm is strict only with the checkpoint's own number of classes; with another it would leave missing tensors
         # random.
-        model = timm.create_model(f"local-dir:{folder}", pretrained=pretrained).eval()
+        model = timm.create_model(f"local-dir:{folder}", pretrained=False).eval()
+        if pretrained and not _load_own_names(model, folder):
+            model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()  # which renames
     except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"{folder}: timm can't load {config['architecture']!r} ({reason})") from None
     model.reset_classifier(0)
     return model
+
+
+def _load_own_names(model: Any, folder: Path) -> bool:
+    """Load weights into a built model; False if their names or shapes are others, of older checkpoints.
+
+    What timm builds with weights fetches those of a hybrid's backbone from the web first.
+    """
+    from timm.models import load_checkpoint
+
+    try:
+        load_checkpoint(model, str(folder / WEIGHTS_FILE), strict=True)
+    except RuntimeError:
+        return False
+    return True
 
 
 def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:

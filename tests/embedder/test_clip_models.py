@@ -1,5 +1,8 @@
 """A model of clips from its checkpoint to a search: imported, embedded by two stages; transformers' own vectors."""
 
+import dataclasses
+import shutil
+
 import av
 import clips
 import numpy as np
@@ -12,9 +15,14 @@ from PIL import Image
 from tiny_tokenizers import CAPTIONS
 
 import embedder
-from embedder.executors.job import decode_spec, store_info
-from embedder.models.model_folder import open_model
+from embedder.errors import ConfigError
+from embedder.executors.job import decode_spec, handed_on_bytes, store_info
+from embedder.models.further_models import open_models
+from embedder.models.model_folder import open_model, rows_of_clips
+from embedder.placement.device_settings import GPU_SETTINGS, settings_of
 from shards.fingerprint import preprocess_fingerprint
+from shards.plan import plan_shards
+from shards.towers.videoprism import VideoPrismTower
 
 NUM_FRAMES, NUM_CLIPS = 4, 6
 RATE = 10
@@ -126,6 +134,45 @@ def test_the_fingerprint_of_the_preprocessing_counts_the_models_frames(make_run,
     assert (infos[0].frames_per_segment, infos[0].preprocess_fingerprint) == (NUM_FRAMES, expected)
     ended = run_here("model", "info", model, "--json")
     assert expected in ended.stdout
+
+
+@pytest.mark.parametrize("sides", [["image"], ["image", "text"]])
+def test_beside_a_model_of_other_frames_it_is_refused_and_its_texts_alone_are_not(make_run, model, tmp_path, sides):
+    section = {"name": "clips", "kind": "towers", "uri": str(model), "sides": sides}
+    run = make_run(tmp_path).rows
+    for frames in (3, NUM_FRAMES):  # of as many frames, but spread otherwise
+        rows = dataclasses.replace(run, frames_per_segment=frames)
+        with pytest.raises(ConfigError, match=f"takes clips of {NUM_FRAMES} frames, .* make it the main one"):
+            open_models([section], rows)
+    open_models([section | {"sides": ["text"]}], run)
+    (beside,) = open_models([section], rows_of_clips(run, open_model(str(model))))
+    assert beside.info.frames_per_segment == NUM_FRAMES
+
+
+def test_frames_that_were_asked_for_in_vain_are_named(make_run, model, source, tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    shutil.copy(source / "still.png", folder)
+    for number, (keys, is_said) in enumerate([((), False), (("--set", "frames_per_segment=9"), True)]):
+        given = (folder, "--model", model, "--store", tmp_path / f"store-{number}", "--engine", "local", *keys)
+        ended = run_here("embed", *given)
+        assert ended.code == 0, ended.stderr
+        line = f"frames_per_segment = 9 has no effect: model {open_model(str(model)).config.name} takes {NUM_FRAMES}"
+        assert (line in ended.stderr) is is_said
+
+
+def test_blocks_and_batches_count_all_frames_of_a_clip(model):
+    opened = open_model(str(model))
+    plan = plan_shards(opened.config, 3)
+    frame = opened.config.vision.input_bytes(0)
+    assert handed_on_bytes(opened, plan)[0] == NUM_FRAMES * frame
+    assert handed_on_bytes(opened, plan)[1] == NUM_FRAMES * plan.stages[0].cut_bytes_per_image + (
+        plan.stages[0].cut_bytes_per_caption
+    )
+    base = VideoPrismTower()  # 16 frames, of 3 x 288 x 288 bytes before and 324 x 768 halves behind the first layer
+    config = opened.config.model_copy(update={"vision": base})
+    (rows, *_) = settings_of(["cuda"], config).batch_sizes
+    assert rows * 16 * 324 * 768 * 2 <= GPU_SETTINGS.max_batch_bytes < 2 * rows * 16 * 324 * 768 * 2
 
 
 def test_a_plan_and_a_check_of_its_stages_take_clips(make_run, model, source, tmp_path, run_embedder):

@@ -1,5 +1,7 @@
 """A clip as a model with eyes takes it, from its file to its vector: against transformers with its own processor."""
 
+import json
+import shutil
 from dataclasses import replace
 from functools import cache
 
@@ -25,6 +27,7 @@ from shards.convert import import_checkpoint
 from shards.fingerprint import preprocess_fingerprint
 from shards.model_config import load_model_config
 from shards.model_errors import ModelError
+from shards.model_summary import read_import_record
 from shards.shard import load_shard
 from shards.shard_specs import specs_between, whole_model
 
@@ -243,3 +246,47 @@ def test_places_of_other_frames_are_refused(make_run, families, tmp_path):
     wrong = replace(state, grids=state.grids * torch.tensor([2, 1, 1]), lengths=state.lengths * 2)
     with pytest.raises(ModelError, match=r"clips of \[8, 8, 8\] frames have \[2, 2, 2\] places"):
         load_shard(clips.folder, whole_model(clips.config)).arrange(Batch(wrong, None))
+
+
+VIDEO_FILE, IMAGE_FILE, BOTH_FILE = (
+    "video_preprocessor_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+
+
+def split_processors(checkpoint, folder):
+    """Copy a checkpoint; return its video processor's settings, which are then in no file of it."""
+    shutil.copytree(checkpoint, folder)
+    both = json.loads((folder / BOTH_FILE).read_text())
+    (folder / IMAGE_FILE).write_text(json.dumps(both.pop("image_processor")))
+    video = both.pop("video_processor")
+    (folder / BOTH_FILE).write_text(json.dumps(both))
+    return video
+
+
+@pytest.mark.parametrize(
+    "odd", [{"image_mean": 0.5}, {"image_std": "x"}, {"size": 224}, {"size": [1, 2]}, {"max_frames": True}]
+)
+def test_settings_that_fit_no_form_of_a_clip_leave_the_mean_of_frames(families, tmp_path, odd):
+    video = split_processors(families("qwen3_vl").checkpoint, tmp_path / "checkpoint")
+    for number, (settings, has_form) in enumerate([(video, True), (video | odd, False)]):
+        (tmp_path / "checkpoint" / VIDEO_FILE).write_text(json.dumps(settings))
+        found = import_checkpoint(tmp_path / "checkpoint", tmp_path / f"{number}")
+        assert (found.preprocess.clips is not None) is has_form
+
+
+def test_the_record_of_an_import_names_the_files_that_the_form_of_a_clip_is_of(families, tmp_path):
+    video, folder = split_processors(families("qwen3_vl").checkpoint, tmp_path / "checkpoint"), tmp_path / "checkpoint"
+
+    def uses(name):
+        import_checkpoint(folder, tmp_path / name)
+        files = read_import_record(tmp_path / name)["files"]
+        return {each["file"]: each["use"] for each in files if each["file"] in (VIDEO_FILE, IMAGE_FILE, BOTH_FILE)}
+
+    (folder / VIDEO_FILE).write_text(json.dumps(video))
+    assert uses("apart") == {VIDEO_FILE: "read", IMAGE_FILE: "read", BOTH_FILE: "no influence"}
+    (folder / BOTH_FILE).write_text(json.dumps({"video_processor": video}))
+    assert uses("both") == {VIDEO_FILE: "no influence", IMAGE_FILE: "read", BOTH_FILE: "read"}
+    (folder / VIDEO_FILE).write_text(json.dumps(video | {"image_mean": 0.5}))  # which is not read
+    assert load_model_config(tmp_path / "both") == import_checkpoint(folder, tmp_path / "again")

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from contextlib import suppress
+from fractions import Fraction
 
 import av
 import numpy as np
@@ -111,6 +112,48 @@ def test_from_the_start_frames_are_those_of_transformers_video_processors(decode
     (segment,) = decoder.video(path, FIT, segment_s=60.0, frames_per_segment=per_segment, from_start=True)
     expected = np.arange(per_segment) * num_frames // per_segment  # `default_sample_indices_fn`
     assert frame_numbers(segment) == sorted(set(expected.tolist()))
+
+
+def write_beside_sound(path, video, sound_s):
+    """Copy a clip's packets into a Matroska file with silence that is longer."""
+    with av.open(str(video)) as given, av.open(str(path), "w", format="matroska") as container:
+        stream = container.add_stream_from_template(given.streams.video[0])
+        sound = container.add_stream("pcm_s16le", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 8000 * sound_s), np.int16), format="s16", layout="mono")
+        frame.sample_rate = 8000
+        for packet in given.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                container.mux(packet)
+        for packet in [*sound.encode(frame), *sound.encode()]:
+            container.mux(packet)
+    return path
+
+
+@pytest.mark.parametrize("rate", [Fraction(24000, 1001), 25, Fraction(30000, 1001), 30, 60])
+@pytest.mark.parametrize("num_frames", [16, 48])
+@pytest.mark.parametrize("kind", ["matroska", "live", "sound", "mp4", "flv"])
+def test_what_containers_round_or_leave_out_changes_no_frame_of_a_clip(
+    decoder, make_video, tmp_path, kind, num_frames, rate
+):
+    """Matroska and FLV have times in ms and no length of a stream, a live recording none at all, MP4 one in ms."""
+    container, options = {"live": ("matroska", {"live": "1"}), "sound": ("matroska", {})}.get(kind, (kind, {}))
+    path = make_video(greys(num_frames), codec="libx264", kind=container, rate=rate, options=options)
+    if kind == "sound":
+        path = write_beside_sound(tmp_path / "sound.mkv", path, sound_s=6)
+    with av.open(str(path)) as opened:
+        lasts_s = None if opened.duration is None else opened.duration / av.time_base
+    assert kind not in ("live", "sound") or lasts_s == {"live": None, "sound": 6}[kind]
+    (segment,) = decoder.video(path, FIT, segment_s=60.0, frames_per_segment=16, from_start=True)
+    assert frame_numbers(segment) == [number * num_frames // 16 for number in range(16)]
+    assert np.allclose(segment.times_s, [float(number * num_frames // 16 / rate) for number in range(16)], atol=1e-3)
+
+
+def test_a_cut_off_recording_without_a_length_still_raises_after_its_whole_segments(decoder, make_video):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 48, 64, 3), dtype=np.uint8)
+    whole = make_video([], frames=list(noise), kind="flv", codec="libx264").read_bytes()
+    with pytest.raises(DecodeError):
+        list(decoder.video(whole[: len(whole) * 6 // 10], FIT, segment_s=1, frames_per_segment=2, from_start=True))
 
 
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p", "yuv444p"])

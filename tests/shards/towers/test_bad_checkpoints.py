@@ -99,6 +99,11 @@ def write_tokenizer(num_tokens):
     return lambda folder: (folder / "tokenizer.json").write_text(byte_level_bpe(num_tokens).to_str())
 
 
+def add_no_tokens(folder):
+    tree = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tree | {"post_processor": None}))
+
+
 def give_a_far_id(folder):
     tree = json.loads((folder / "tokenizer.json").read_text())
     tree["model"]["vocab"]["far"] = NUM_TOKENS + 9
@@ -159,6 +164,10 @@ BAD = {
     "a smaller vocabulary, with another end": (
         write_tokenizer(NUM_TOKENS - 10),
         r"own: the tokeniser gives an empty caption the ids \[288, 289\], without the end token 299",
+    ),
+    "no tokens around a caption": (
+        add_no_tokens,
+        r"own: the tokeniser gives an empty caption the ids \[\], without the end token 299 .*; bring the tokeniser",
     ),
     "CLIP by name, SigLIP by weights": (hold_siglip, rf"own/{WEIGHTS}: found the tensor .* a clip_.* hasn't; .*fetch"),
     "SigLIP by name, CLIP by weights": (

@@ -273,13 +273,18 @@ def changed(folder, **keys):
     ("keys", "message"),
     [
         ({"vision_cfg__attentional_pool": True}, "vision_cfg.attentional_pool: Input should be False"),
-        ({"vision_cfg__layers": [3, 4, 6, 3]}, "a ResNet"),
+        (
+            {"vision_cfg__layers": [3, 4, 6, 3]},
+            "a ResNet of open_clip's own, which isn't built here; its ViTs and towers of timm are: import another "
+            "model, or run this one beside a main model (docs/servables.md)",
+        ),
         ({"vision_cfg__timm_model_name": "vit_of_nobody"}, "timm_model_name = 'vit_of_nobody'"),
         ({"vision_cfg__timm_model_name": "convnext_atto"}, "which a timm model + CLIP text of that"),
         ({"vision_cfg__timm_model_name": "convnext_atto", "vision_cfg__timm_pool": "rot_attn"}, "'rot_attn'"),
         ({"vision_cfg__image_size": 40}, "visual.positional_embedding has shape"),
         ({"multimodal_cfg": {}}, "multimodal_cfg"),
         ({"text_cfg__embed_cls": True}, "text_cfg.embed_cls"),
+        ({"text_cfg__new_key": 1}, "text_cfg.new_key: Extra inputs are not permitted (found 1); other settings of "),
         (
             {"text_cfg__no_causal_mask": True, "text_cfg__pool_type": "eos"},
             "mask = True with pool_type 'eos'",

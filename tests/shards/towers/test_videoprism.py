@@ -341,13 +341,16 @@ def test_the_models_own_number_of_frames_wins_over_its_processors(tmp_path, stat
 def test_its_video_processor_is_read_wherever_it_is_saved_and_an_image_processor_is_not(checkpoint, model, tmp_path):
     folder = tmp_path / "checkpoint"
     shutil.copytree(checkpoint, folder)
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(saved_processor(folder)))
-    (folder / "preprocessor_config.json").write_text('{"size": {"height": 7, "width": 7}}')
-    (folder / "processor_config.json").unlink()
-    assert import_checkpoint(folder, tmp_path / "model").preprocess == load_model_config(model).preprocess
-    record = json.loads((tmp_path / "model" / "import.json").read_text())
-    uses = {each["file"]: each["use"] for each in record["files"]}
-    assert (uses["video_preprocessor_config.json"], uses["preprocessor_config.json"]) == ("read", "no influence")
+    names = ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json")
+    (folder / names[2]).write_text('{"size": {"height": 7, "width": 7}}')
+    for place in range(2):
+        assert import_checkpoint(folder, tmp_path / f"{place}").preprocess == load_model_config(model).preprocess
+        record = json.loads((tmp_path / f"{place}" / "import.json").read_text())
+        uses = {each["file"]: each["use"] for each in record["files"]}
+        assert (uses[names[place]], uses[names[2]]) == ("read", "no influence")
+        if place == 0:
+            (folder / names[1]).write_text(json.dumps(saved_processor(folder)))
+            (folder / names[0]).unlink()
 
 
 def test_sentinels_of_t5_are_words_like_others(checkpoint, model):

@@ -84,8 +84,8 @@ def batch_of(folder):
     return make_batch(config, captions, num_images=5)
 
 
-def test_an_imported_model_gives_timms_own_features(tower):
-    folder, model = tower
+def check_features(folder, model):
+    """Check vectors against timm's own."""
     preprocess = load_model_config(folder).preprocess
 
     def images(state):
@@ -96,6 +96,38 @@ def test_an_imported_model_gives_timms_own_features(tower):
     check_against(folder, batch_of(folder), {"vision": images})
     found = embed_whole(folder, batch_of(folder))["vision"]
     assert (found @ found.T).fill_diagonal_(0).max() < 0.9999, "images that differ must matter"
+
+
+def test_an_imported_model_gives_timms_own_features(tower):
+    check_features(*tower)
+
+
+def test_a_hybrid_is_imported_without_asking_the_web(tmp_path, monkeypatch):
+    """timm, told to load weights, fetches those of the backbone first."""
+    asked, settings = [], {"img_size": SIZE, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    model = save_model(tmp_path / "checkpoint", "vit_small_resnet26d_224", settings)
+
+    def refuse_to_resolve(host, *_, **__):
+        asked.append(host)
+        raise OSError("no network")
+
+    monkeypatch.setattr("socket.getaddrinfo", refuse_to_resolve)
+    import_checkpoint(tmp_path / "checkpoint", tmp_path / "model")
+    assert asked == []
+    check_features(tmp_path / "model", model)
+
+
+def test_weights_of_older_names_are_renamed_as_timm_renames_them(tmp_path):
+    """Here to those of ConvNeXt's authors."""
+    model = save_model(tmp_path / "checkpoint", "test_convnext", {})
+    path, older = tmp_path / "checkpoint" / "model.safetensors", {}
+    for name, tensor in load_file(path).items():
+        for now, before in {".blocks.": ".", "head.norm": "norm", "head.fc": "head", "mlp.fc": "pwconv"}.items():
+            name = name.replace(now, before)  # noqa: PLW2901 - step by step
+        older[name] = tensor
+    save_file(older, path)
+    import_checkpoint(tmp_path / "checkpoint", tmp_path / "renamed")
+    check_features(tmp_path / "renamed", model)
 
 
 def test_it_gives_the_bits_of_timms_own_forward_functions_in_one_stage(tower):
