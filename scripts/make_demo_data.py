@@ -11,12 +11,11 @@ import io
 import json
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
 OUT = Path(__file__).resolve().parent.parent / "embedder" / "demo_data" / "noto.tar"
-FACTS = ("caption", "emoji", "tags", "openmoji_tags", "group", "subgroup")
+FACTS = ["caption", "emoji", "tags", "openmoji_tags", "group", "subgroup"]
 
 
 def main() -> None:
@@ -25,26 +24,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     rows = pq.read_table(options.table, columns=["hexcode", "image", *FACTS]).to_pylist()
-    write_tar(rows, options.out)
-    print(f"{options.out}: {len(rows):,} images, {options.out.stat().st_size:,} bytes")
-
-
-def write_tar(rows: list[dict[str, Any]], out: Path) -> None:
-    """Write one JSON and one PNG member for each row, ordered by hexcode."""
-    with tarfile.open(out, "w", format=tarfile.USTAR_FORMAT) as tar:
+    with tarfile.open(options.out, "w", format=tarfile.USTAR_FORMAT) as tar:
         for row in sorted(rows, key=lambda row: row["hexcode"]):
-            facts = {key: row[key] for key in FACTS}
-            text = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
-            add_member(tar, f"{row['hexcode']}.json", text.encode())
-            add_member(tar, f"{row['hexcode']}.png", row["image"])
-
-
-def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Add one file with no owner and no time, so that the tar depends on its content alone."""
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    member.mode = 0o644
-    tar.addfile(member, io.BytesIO(data))
+            text = json.dumps({key: row[key] for key in FACTS}, ensure_ascii=False, separators=(",", ":"))
+            for kind, data in ("json", text.encode()), ("png", row["image"]):
+                member = tarfile.TarInfo(f"{row['hexcode']}.{kind}")  # without owner and time
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    print(f"{options.out}: {len(rows):,} images, {options.out.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ class TwinTower(nn.Module):
         super().__init__()
         self.config = config
         for side, tower in config.towers.items():
-            tower.check_library()
             setattr(self, side, tower.build())
             setattr(self, f"{side}_head", build_head(config, side))
         if config.vision is not None and config.text is not None:

@@ -70,7 +70,6 @@ class Shard(nn.Module):
 
     def _build(self, side: str, tower: Tower, is_int8: bool) -> None:
         layers = self.spec.layers_of(side)
-        tower.check_library()
         module = tower.build()
         shared = self.config.shared_layers(self.spec.vision) if side == "text" else LayerRange(0, 0)
         tower.prune(module, *([layers, shared] if len(shared) else [layers]))

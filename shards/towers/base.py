@@ -13,12 +13,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from shards.file_schema import ModelSection
-from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 
 if TYPE_CHECKING:
@@ -194,19 +192,6 @@ class Tower(ModelSection):
     """Name prefixes of embedding tables: never int8, because a lookup reads only a few rows."""
     pads_rows: ClassVar[bool] = True
     """Whether rows of different lengths may be computed together, the shorter ones padded."""
-    least_transformers: ClassVar[tuple[int, int] | None] = None
-    """Oldest version of transformers that has the family; None where each does that this package accepts."""
-
-    def check_library(self) -> None:
-        """Raise a ModelError if the installed transformers doesn't have the family yet."""
-        if self.least_transformers is None:
-            return
-        least = ".".join(map(str, self.least_transformers))
-        if tuple(map(int, (found := version("transformers")).split(".")[:2])) < self.least_transformers:
-            raise ModelError(
-                f"{self.label} is computed by transformers {least} or newer; {found} is installed: run pip install "
-                f'--upgrade "transformers>={least}"'
-            )
 
     # Arithmetic, without torch.
 

@@ -52,7 +52,6 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
     lookup_prefixes = ("patch_embedder.",)
     prompts_pictures = False
 
-    least_transformers: ClassVar[tuple[int, int] | None] = (5, 19)
     temporal_patch_size: ClassVar[int] = 1  # type: ignore[misc]
     num_position_embeddings: ClassVar[int] = 36**2  # type: ignore[misc] # any size of images fits
     deepstack_visual_indexes: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]

@@ -10,7 +10,7 @@ Legend: `R` captions, `L` tokens, `D` width, `E` size of a vector. Source: trans
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,7 +33,6 @@ class EmbeddingGemma2TextTower(DecoderTextTower):
     """The layers of texts; a caption's vector is the mean of its tokens."""
 
     label = "EmbeddingGemma 2 text"
-    least_transformers: ClassVar[tuple[int, int] | None] = (5, 19)
     library_class = "EmbeddingGemma2TextModel"
     head_prefixes = ("norm.", "embedding_projection.")
 

@@ -44,7 +44,6 @@ class Qwen3VlTower(PictureDecoderTower):
     """Vision blocks, merger and decoder; a picture's vector is the last token's of a conversation that holds it."""
 
     label = "Qwen3-VL"
-    least_transformers: ClassVar[tuple[int, int] | None] = (5, 17)
     library: ClassVar[tuple[str, str, str]] = ("qwen3_vl", "Qwen3VL", "Qwen3VLVisionModel")
     """transformers' package, what its classes begin with, and the class of the vision blocks."""
     layer_prefix = "blocks."

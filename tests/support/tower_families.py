@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-from library_versions import is_older
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from shards.convert.whole_models import describe_whole
@@ -18,12 +17,7 @@ from shards.towers.tower_kinds import VisionTower
 from shards.towers.vit import VitTower
 from shards.weights import WEIGHTS_FILE
 
-FAMILIES = [
-    tower
-    for module in MODULES
-    for tower in getattr(module, "TOWERS", ())
-    if tower.least_transformers is None or not is_older("transformers", ".".join(map(str, tower.least_transformers)))
-]
+FAMILIES = [tower for module in MODULES for tower in getattr(module, "TOWERS", ())]
 NUM_TOKENS, MAX_TOKENS, SIDE_PX = 300, 16, 32
 
 # A tiny tower's fields, whatever its library calls them; a family takes those that it has.

@@ -127,15 +127,3 @@ def train_batch(config):
         image_keys=concepts,
         epoch=0,
     )
-
-
-def test_a_family_that_the_installed_library_does_not_have_yet_names_the_version_that_has(tmp_path, monkeypatch):
-    newer = [family for family in FAMILIES if family.least_transformers is not None]
-    monkeypatch.setattr("shards.towers.base.version", lambda _: "5.14.1")
-    for number, family in enumerate(newer):
-        model = init_model(beside_default(family), tmp_path / str(number), seed=0)
-        with pytest.raises(ModelError, match=r"transformers 5\.1[79] or newer; 5\.14\.1 is installed: run pip install"):
-            load_shard(model, whole_model(beside_default(family)))
-        with pytest.raises(ModelError, match="or newer"):
-            load_towers(model)
-    load_towers(init_model(beside_default(FAMILIES[0]), tmp_path / "others", seed=0))
