@@ -156,9 +156,16 @@ def test_a_query_that_fills_the_reranker_is_answered_all_the_same(reranked):
     assert len(page["hits"]) == 3
 
 
-def test_many_at_once_wait_no_longer_than_their_time(made_store, model, tmp_path):
+def test_many_at_once_wait_no_longer_than_their_time(made_store, model, tmp_path, monkeypatch):
     """The time of a search includes its wait for those before it."""
-    limits = {"reranker": model, "rerank_timeout_s": 0.5, "cache_dir": tmp_path}
+    process = YesNoReranker.process
+
+    def score_slowly(stage, rows):
+        time.sleep(1)
+        return process(stage, rows)
+
+    monkeypatch.setattr(YesNoReranker, "process", score_slowly)
+    limits = {"reranker": model, "rerank_timeout_s": 4, "cache_dir": tmp_path}
     with running(made_store[0].store, **limits) as url:
         served = Served(url, *made_store)
         served.search({"text": "x"}, rerank=0)
@@ -169,7 +176,7 @@ def test_many_at_once_wait_no_longer_than_their_time(made_store, model, tmp_path
     assert [len(page["hits"]) for page in pages] == [3] * 64
     warned = [page["warnings"] for page in pages]
     assert sum(not any("first order" in line for line in lines) for lines in warned) >= 1
-    assert any(any("first order" in line for line in lines) for lines in warned) or took_s < 0.5
+    assert any(any("first order" in line for line in lines) for lines in warned)
     assert took_s < 20
 
 
