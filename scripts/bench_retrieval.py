@@ -1,9 +1,8 @@
-"""Our index beside those of other libraries, on vectors of many shapes; updates beside rebuilds, filtered beside exact.
+"""Our index beside those of other libraries, on vectors of many shapes.
 
     python scripts/bench_retrieval.py                                   # 300,000 hard vectors, beside FAISS's own
     python scripts/bench_retrieval.py --peers PYTHON ...                # interpreters that have the other libraries
     python scripts/bench_retrieval.py 200000 --peers PYTHON --shapes "all directions" matryoshka --only lorann scann
-    python scripts/bench_retrieval.py 1000000 --changes                 # also updates and filters: half an hour
 
 docs/index-building.md says what is measured, and how. Recall is by score: a row that is as near as the k-th of exact
 search counts. Ours is measured before and after the others, and its mean counts. `fastest` is what is built where exact
@@ -16,8 +15,7 @@ import json
 import os
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,44 +23,32 @@ from typing import Any
 import faiss
 import numpy as np
 import pyarrow as pa
-from retrieval_peers import PEERS, curve, recall_by_score
+from retrieval_peers import PEERS, curve
 from vector_shapes import SHAPES, make_shape
 
-from embedder.retrieval.filters import RowFilter
-from embedder.retrieval.flat_index import ExactIndex
-from harness import MIB, CommandFailedError, json_of, number, show, table
+from harness import MIB, CommandFailedError, json_of, number, table
 from index import constraints as index_constraints
-from index import faiss_build
 from index.build import build_index
 from index.constraints import Constraints
 from index.designs import parse_design
-from index.manifest import Manifest
 from index.search import open_index
-from index.update import update_index
 
-K, TURN = 10, 25
+K = 10
 NUM_ASKED, NUM_HELD_OUT, MOST_NEAREST = 4000, 512, 100
 MODEL = {"model_fingerprint": "hard vectors", "embeddings_version": 2}
 OURS, SMALL_MS = ("fastest", "small"), 2.0
 TIMEOUT_S = 1200.0
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LANCE_CPU_THREADS", "RAYON_NUM_THREADS"), "1")
-Find = Callable[[np.ndarray], np.ndarray]
-"""Queries (Q, E) -> rows (Q, K)."""
 
 
 def write_vectors(folder: Path, shape: str, num_images: int, dim: int) -> None:
-    """Images, a tenth more to add later, captions to build with, and captions held out from everything."""
-    num_more = max(1, num_images // 10)
-    images, captions = make_shape(shape, num_images + num_more, NUM_ASKED + NUM_HELD_OUT, dim, seed=0)
-    arrays = {"images": images[:num_images], "more": images[num_images:], "captions": captions[:NUM_ASKED]}
-    arrays["held_out"] = captions[NUM_ASKED:]
-    arrays["exact"] = exact_rows(arrays["images"], arrays["held_out"], min(MOST_NEAREST, num_images))
+    """Images, captions to build with, and captions held out from everything, with the images nearest to each."""
+    images, captions = make_shape(shape, num_images, NUM_ASKED + NUM_HELD_OUT, dim, seed=0)
+    arrays = {"images": images, "captions": captions[:NUM_ASKED], "held_out": captions[NUM_ASKED:]}
+    nearest = min(MOST_NEAREST, num_images)
+    arrays["exact"] = faiss.knn(arrays["held_out"], images, nearest, metric=faiss.METRIC_INNER_PRODUCT)[1]
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-
-
-def exact_rows(images: np.ndarray, queries: np.ndarray, k: int = K) -> np.ndarray:
-    return faiss.knn(queries, np.ascontiguousarray(images), k, metric=faiss.METRIC_INNER_PRODUCT)[1]
 
 
 def build_ours(name: str, folder: Path, recall: float) -> None:
@@ -71,13 +57,8 @@ def build_ours(name: str, folder: Path, recall: float) -> None:
     constraints = Constraints(recall=recall, latency_ms=SMALL_MS if name == "small" else None)
     images, captions = np.load(folder / "images.npy"), np.load(folder / "captions.npy")
     arguments = {"constraints": constraints, "queries": captions, "num_threads": 1, **MODEL}
-    build_index(images, ids(0, len(images)), folder / name / "000001", **arguments)
-
-
-def ids(start: int, stop: int) -> pa.Table:
-    numbers = np.arange(start, stop)
-    same = {"segment": np.zeros(len(numbers), np.int32), "run_id": np.full(len(numbers), "run-1")}
-    return pa.table({"item_id": [f"{number:09d}" for number in numbers]} | same)
+    ids = {"item_id": [f"{number:09d}" for number in range(len(images))], "segment": np.zeros(len(images), np.int32)}
+    build_index(images, pa.table(ids), folder / name / "000001", **arguments)
 
 
 def measure_ours(name: str, folder: Path, k: int) -> dict:
@@ -177,95 +158,6 @@ def show_comparison(found: Mapping[str, Any], targets: Sequence[float]) -> None:
               f"{of_all} times the best ({each['all_peer']})", flush=True)  # fmt: skip
 
 
-def latencies_ms(contestants: Mapping[str, Find], queries: np.ndarray) -> dict[str, np.ndarray]:
-    """Time of each query asked alone, in milliseconds.
-
-    The contestants take turns of some queries: one that takes ten megabytes through the caches slows the next query.
-    """
-    times = {name: np.empty(len(queries)) for name in contestants}
-    for first in range(0, len(queries), TURN):
-        for name, find in contestants.items():
-            find(queries[first : first + 1])
-            for row in range(first, min(first + TURN, len(queries))):
-                started = time.perf_counter()
-                find(queries[row : row + 1])
-                times[name][row] = (time.perf_counter() - started) * 1000
-    return times
-
-
-def compare_update(folder: Path) -> dict:
-    """Add a tenth, remove a twentieth; neither time counts tuning, both count saving and the exact answers."""
-    first, more, queries = (np.load(folder / f"{name}.npy") for name in ("images", "more", "held_out"))
-    images = np.concatenate([first, more])
-    mask = np.zeros(len(first), dtype=bool)
-    mask[np.random.default_rng(4).choice(len(first), len(first) // 20, replace=False)] = True
-    versions = [folder / "fastest" / f"{version:06d}" for version in (1, 2, 3)]
-    print(f"updating: {len(more):,} added, {mask.sum():,} removed", flush=True)
-    added_ids = ids(len(first), len(images))
-    updated = update_index(versions[0], versions[1], more, added_ids, mask, embeddings_version=2)
-    left = np.flatnonzero(~np.pad(mask, (0, len(more))))
-    print(f"building {updated.design} of the same {len(left):,} rows", flush=True)
-    rebuilt = build_index(
-        images[left], ids(0, len(images)).take(pa.array(left)), versions[2], kind=updated.design,
-        queries=np.load(folder / "captions.npy"), **MODEL,
-    )  # fmt: skip
-    last = np.einsum("qe,qe->q", images[left[exact_rows(images[left], queries)[:, -1]]], queries)
-    found = {"update_s": untuned_s(updated), "rebuild_s": untuned_s(rebuilt)}
-    found["times_faster"] = found["rebuild_s"] / found["update_s"]
-    for name, version in (("updated", versions[1]), ("rebuilt", versions[2])):
-        index = open_index(version)
-        rows = np.array(index.ids["item_id"].to_pylist()).astype(np.int64)[index.search(queries, K).rows]
-        found[f"{name}_recall"] = recall_by_score(rows, images, queries, last)
-    show([found], {name: f"{{{name}:.3f}}" for name in found})
-    return found
-
-
-def untuned_s(manifest: Manifest) -> float:
-    return manifest.build_s - manifest.steps_s["tune"] - manifest.steps_s.get("choose", 0.0)
-
-
-# Shares of the rows that pass, and queries asked: a slow one takes a tenth of a second, and 99 % is of many.
-SELECTIVITIES = {0.5: 200, 0.01: 500, 0.0001: 500}
-FILTERING = ("ours", "exact", "bare")
-
-
-def compare_filters(folder: Path) -> list[dict]:
-    """Ask with three conditions, in turns, on one thread."""
-    index = open_index(folder / "fastest" / "000001")
-    images, held_out = np.load(folder / "images.npy"), np.load(folder / "held_out.npy")
-    num_images = len(images)
-    exact_index = ExactIndex(ids(0, num_images), images)
-    prices = np.random.default_rng(5).random(num_images)
-    rows = RowFilter(pa.table({"price": prices}))
-
-    def contestants(where: str) -> dict[str, Find]:
-        def bare(asked: np.ndarray) -> np.ndarray:
-            passing = np.flatnonzero(rows.matching(where))
-            return passing[faiss.knn(asked, images[passing], K, metric=faiss.METRIC_INNER_PRODUCT)[1]]
-
-        return {
-            "ours": lambda asked: index.search(asked, K, among=rows.matching(where), num_threads=1).rows,
-            "exact": lambda asked: exact_index.search(asked, K, among=rows.matching(where)).rows,
-            "bare": bare,
-        }
-
-    found = []
-    for share, num_queries in SELECTIVITIES.items():
-        finders, queries = contestants(f"price < {share}"), held_out[:num_queries]
-        with faiss_build.threads(1):
-            times = latencies_ms(finders, queries)
-            exact = finders["bare"](queries)
-            last = np.einsum("qe,qe->q", images[exact[:, -1]], queries)
-            recall_at_10 = recall_by_score(finders["ours"](queries), images, queries, last)
-        row = {"selectivity": share, "num_passing": int((prices < share).sum()), "recall_at_10": recall_at_10}
-        row |= {f"{name}_p{q}_ms": float(np.percentile(times[name], q)) for name in FILTERING for q in (50, 99)}
-        found.append(row)
-    columns = {"selectivity": "{selectivity:.2%}", "rows": "{num_passing:,}", "recall@10": "{recall_at_10:.3f}"}
-    columns |= {f"{name} p{q} ms": f"{{{name}_p{q}_ms:.2f}}" for name in FILTERING for q in (50, 99)}
-    show(found, columns)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("num_images", nargs="?", type=int, default=300_000)
@@ -276,7 +168,6 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", metavar="PYTHON", default=[sys.executable], help="interpreters to try")
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), help="peers to measure")
     parser.add_argument("--folder", type=Path, help="where vectors and indexes are kept")
-    parser.add_argument("--changes", action="store_true", help="also updates and filters, of the first shape")
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     faiss.omp_set_num_threads(1)
@@ -292,8 +183,6 @@ def main() -> None:
                 print(f"{shape}: {arguments.num_images:,} x {arguments.dim}, k = {k}, {found['machine']}", flush=True)
                 found["shapes"][f"{shape}, k = {k}"] = compared = compare(folder, k, arguments)
                 show_comparison(compared, arguments.targets)
-            if arguments.changes and shape == arguments.shapes[0]:
-                found |= {"filters": compare_filters(folder), "update": compare_update(folder)}
     print(json.dumps(found, default=str))
 
 

@@ -13,21 +13,13 @@ NUM_IMAGES, DIM = 1500, 16
 @pytest.fixture(scope="module")
 def measured():
     only = ["faiss-hnsw", "faiss-pq-fast-scan", "faiss-sq-fast-scan", "hnswlib"]
-    chosen = ["--dim", DIM, "--shapes", "matryoshka", "--changes", "--only", *only]
+    chosen = ["--dim", DIM, "--shapes", "matryoshka", "--only", *only]
     return found_by("bench_retrieval.py", NUM_IMAGES, *chosen)
 
 
 @pytest.fixture
 def found(measured):
     return measured["shapes"]["matryoshka, k = 10"]
-
-
-def test_updates_and_filters_are_measured_too(measured):
-    assert [row["num_passing"] for row in measured["filters"]] == sorted(
-        (row["num_passing"] for row in measured["filters"]), reverse=True
-    )
-    assert all(row["recall_at_10"] >= 0.9 for row in measured["filters"])
-    assert measured["update"]["updated_recall"] >= 0.9
 
 
 def test_ours_and_the_peers_reach_the_recall_on_captions_that_none_has_seen(found):
