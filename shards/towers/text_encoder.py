@@ -134,8 +134,11 @@ class TextEncoderTower(TextTower):
             from transformers.initialization import no_init_weights
 
             model_class = getattr(transformers, self.library_class)
+        # transformers 5.23 and older give AIMv2's text model the class of the whole model's configuration.
+        name = self.library_class.replace("Model", "Config")
+        config_class = getattr(transformers, name, model_class.config_class)
         with without_token_id_warnings():
-            config = model_class.config_class(**self.library_settings(), attn_implementation=self.attention)
+            config = config_class(**self.library_settings(), attn_implementation=self.attention)
         with no_init_weights():  # all weights are loaded; on the meta device, it would import torch's compiler
             return model_class(config, **self.library_options())
 
