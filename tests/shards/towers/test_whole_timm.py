@@ -105,7 +105,12 @@ def test_an_imported_model_gives_timms_own_features(tower):
 def test_a_hybrid_is_imported_without_asking_the_web(tmp_path, monkeypatch):
     """timm, told to load weights, fetches those of the backbone first."""
     asked, settings = [], {"img_size": SIZE, "embed_dim": 32, "depth": 2, "num_heads": 2}
-    model = save_model(tmp_path / "checkpoint", "vit_small_resnet26d_224", settings)
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_small_resnet26d_224", num_classes=7, **settings
+    ).eval()  # other values would overflow
+    model.pretrained_cfg |= {"input_size": (3, SIZE, SIZE)}
+    save_timm(model, tmp_path / "checkpoint", **settings)
 
     def refuse_to_resolve(host, *_, **__):
         asked.append(host)
