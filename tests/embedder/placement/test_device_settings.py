@@ -19,7 +19,7 @@ from shards.costs import cut_bytes
 def test_a_batch_fits_into_a_hand_over_at_every_cut(name, tmp_path):
     config = PUBLISHED[name].describe(tmp_path)
     widest = max(
-        cut_bytes(config, side, layer, "bfloat16", 16)
+        tower.inputs_per_row * cut_bytes(config, side, layer, "bfloat16", 16)
         for side, tower in config.towers.items()
         for layer in range(tower.num_layers + 1)
     )
