@@ -32,12 +32,13 @@ def attend_in_parts(
 
     del module, attention_mask, options
     most = MAX_SCORES.get(query.device.type, 1 << 27) // (query.shape[0] * query.shape[1] * key.shape[2])
-    scaled, num_queries = query * (scaling / (softcap or 1.0)), max(1, most)
-    parts = [
-        _attend(scaled[:, :, start : start + num_queries], key, value, softcap)
-        for start in range(0, query.shape[2], num_queries)
-    ]
-    attended = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    scaled = query * (scaling / (softcap or 1.0))
+    if most >= query.shape[2]:  # apart from the loop, of which the compiler makes a graph for each number of queries
+        attended = _attend(scaled, key, value, softcap)
+    else:
+        starts = range(0, query.shape[2], num_queries := max(1, most))
+        parts = [_attend(scaled[:, :, start : start + num_queries], key, value, softcap) for start in starts]
+        attended = torch.cat(parts, 2)
     return attended.transpose(1, 2).contiguous(), None
 
 

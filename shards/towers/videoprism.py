@@ -323,6 +323,7 @@ class VideoPrismTower(VisionTower):
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run layers in order; frames (F, P, D) in front of the first and behind the last."""
         first, second = self.num_spatial_layers, self.first_auxiliary
+        x_FLD = x_FLD.contiguous()  # the compiler makes a graph for each order of numbers in memory
         for layer in range(layers.start, min(layers.stop, first)):
             x_FLD = module.vision_model.spatial_layers[layer](x_FLD)
         if layers.start < second and layers.stop > first:
@@ -340,7 +341,7 @@ class VideoPrismTower(VisionTower):
         if self._turns(layers):
             x_FPD = vision.layernorm1(x_FPD)
         x_RPND = self._as_clips(x_FPD, layout).transpose(1, 2)
-        x_LND = x_RPND.reshape(-1, *x_RPND.shape[2:])
+        x_LND = x_RPND.reshape(-1, *x_RPND.shape[2:]).contiguous()
         if self._turns(layers):
             times = vision.temporal_embeddings
             is_whole = x_LND.shape[1] == self.num_frames
