@@ -22,7 +22,7 @@ from embedder.errors import ConfigError
 from embedder.plugins.deploy.shipped_config import read_files
 from embedder.plugins.deploy.slurm import slurm_script, time_text
 
-ROOT = Path(embedder.__file__).parents[2]
+ROOT = Path(embedder.__file__).parents[1]
 NUM_IMAGES = 1_000  # so many that some are not begun when the first batches are done
 RUN = """\
 model = "{model}"
