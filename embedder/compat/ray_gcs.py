@@ -5,6 +5,10 @@ a minute for a machine that is no node. Never switched off, because the user nee
 names nothing is queried, and `ray.init` answers in its own time and words.
 """
 
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
 from shards.compat import Private
 
 GCS = (
@@ -32,7 +36,20 @@ GPU_TYPES = Private(
     "a first run computes in float32, unless told",
 )
 TIMEOUT_S = 5.0
+REGISTERED_S = 15.0  # a busy machine takes seconds from a node's first process to its place in the head's list
 GPU_TYPE = "accelerator_type:"  # prefix of the resource by which Ray names the type of a node's GPUs
+
+
+def _is_node(head: Any, find_local: Callable[[], Collection[str]]) -> bool:
+    """Whether the cluster has a node here; one that has just been started may not be in the head's list yet."""
+    deadline = time.monotonic() + REGISTERED_S
+    while local := find_local():
+        if not {node_id.hex() for node_id in head.get_all_node_info(timeout=TIMEOUT_S)}.isdisjoint(local):
+            return True
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    return False
 
 
 def refusal_of(address: str) -> str | None:
@@ -49,7 +66,7 @@ def refusal_of(address: str) -> str | None:
         ensure_token_if_auth_enabled(create_token_if_missing=False)  # else its absence ends the process in C++
         head = GcsClient(address=address)
         metadata = get_cluster_metadata(head)
-        ids = {node_id.hex() for node_id in head.get_all_node_info(timeout=TIMEOUT_S)}
+        is_node = _is_node(head, services.find_node_ids)
     except AuthenticationError:
         return (
             "the cluster wants another token, or one at all; copy the head's ~/.ray/auth_token here, or set "
@@ -69,7 +86,7 @@ def refusal_of(address: str) -> str | None:
                 f"the cluster runs Ray {metadata['ray_version']} and Python {metadata['python_version']}, this command "
                 f"Ray {here}; the two must be the same: install the cluster's versions here"
             )
-    if not ids & services.find_node_ids():
+    if not is_node:
         return (
             f"this machine is no node of the cluster, and a pipeline is run by one; run the command on a node, or "
             f"`ray start --address={address}` here"

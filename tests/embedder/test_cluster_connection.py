@@ -12,6 +12,7 @@ import pytest
 import samples
 
 from cluster.nodes import NodeCluster
+from embedder.compat import ray_gcs
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "embedder" / "demo_model"
@@ -117,3 +118,19 @@ def test_the_loss_of_the_head_is_told_recorded_and_ends_the_command(cluster, tmp
     assert told.splitlines()[-1].startswith(f"embedder: the head of the cluster, {cluster.address}, has not answered")
     record = json.loads((store / "runs.jsonl").read_text().splitlines()[-1])
     assert record["exit_code"] == 1 and "the same command goes on" in record["message"]
+
+
+def test_a_node_that_the_head_does_not_list_yet_is_waited_for_and_another_clusters_is_not(monkeypatch):
+    asked = []
+
+    class Head:
+        def get_all_node_info(self, timeout):
+            asked.append(timeout)
+            return {bytes.fromhex("ab"): None} if len(asked) > 2 else {}
+
+    assert ray_gcs._is_node(Head(), lambda: {"ab"})
+    assert len(asked) == 3
+    assert not ray_gcs._is_node(Head(), set), "no node at all here: nothing to wait for"
+    assert len(asked) == 3
+    monkeypatch.setattr(ray_gcs, "REGISTERED_S", 0.1)
+    assert not ray_gcs._is_node(Head(), lambda: {"cd"})
