@@ -65,15 +65,11 @@ def train(design: Design, table: VectorTable, projection: Projection | None = No
         with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"), by_distance(index):
             sample = table.take(table.sample(design.num_training, TRAINING_SEED))
             index.train(sample)
-            _set_levels(innermost(index), sample, projection, _num_constant(design, projection))
+            _set_levels(innermost(index), sample, projection)
     return index
 
 
-def _num_constant(design: Design, projection: Projection | None) -> int:
-    return projection.num_constant if projection is not None and design.has_code_a_number else 0
-
-
-def _set_levels(lists: faiss.Index, sample: Floats, projection: Projection | None, num_constant: int) -> None:
+def _set_levels(lists: faiss.Index, sample: Floats, projection: Projection | None) -> None:
     """Space the 16 levels of a number's code evenly over what its distances from the centroids span.
 
     FAISS puts levels where most vectors are. Those that answer a query are at the ends, and beyond the last levels all
@@ -83,12 +79,12 @@ def _set_levels(lists: faiss.Index, sample: Floats, projection: Projection | Non
     if not _has_code_a_number(lists):
         return
     vectors = np.ascontiguousarray(sample) if projection is None else projection.apply(sample)
-    padded = np.pad(vectors, ((0, 0), (0, num_constant)), constant_values=1)
+    width = vectors.shape[1]
+    padded = np.pad(vectors, ((0, 0), (0, lists.d - width)), constant_values=1)
     centroids, owners = lists.quantizer.reconstruct_n(0, lists.nlist), lists.quantizer.search(padded, 1)[1][:, 0]
     first, last = np.percentile(padded - centroids[owners], (_LEFT_OUT, 100 - _LEFT_OUT), axis=0)
     levels = np.linspace(first, last, lists.pq.ksub, axis=1, dtype=np.float32)
-    if projection is not None and projection.queries is not None and num_constant:
-        width = vectors.shape[1]
+    if projection is not None and projection.queries is not None and lists.d > width:
         reach = learn_reach(centroids[:, :width], owners, vectors, projection.apply(projection.queries))
         centroids[:, width:], levels[width:] = split_reach(reach)
         lists.quantizer.reset()
@@ -193,8 +189,9 @@ def _find_inside(index: faiss.Index) -> faiss.Index | None:
 
 
 def _make(design: Design, dim: int, projection: Projection | None) -> faiss.Index:
-    constant, factory, width = _num_constant(design, projection), design.factory, design.projection or dim
-    if constant:
+    constant, factory, width = 0, design.factory, design.projection or dim
+    if projection is not None and design.has_code_a_number:
+        constant = projection.num_constant
         factory = factory.replace(f"PQ{width}x", f"PQ{width + constant}x")
     with failures_named(design, f"make it for {dim} dimensions"):
         index = faiss.index_factory(width + constant, factory, faiss.METRIC_INNER_PRODUCT)
