@@ -184,7 +184,7 @@ def _find_length_s(file: BinaryIO, max_pixels: int) -> Fraction | None:
                 for packet in container.demux(stream):
                     last = max(last, (packet.pts or 0, packet.duration or 0))
             except (av.FFmpegError, OverflowError):
-                pass  # damage is found, and told, where frames are decoded
+                pass  # damage is found and reported where frames are decoded
         return _clock(stream, is_exact=True).snap((sum(last) - start) * stream.time_base) or None
 
 
