@@ -84,7 +84,7 @@ def _set_levels(lists: faiss.Index, sample: Floats, projection: Projection | Non
     centroids, owners = lists.quantizer.reconstruct_n(0, lists.nlist), lists.quantizer.search(padded, 1)[1][:, 0]
     first, last = np.percentile(padded - centroids[owners], (_LEFT_OUT, 100 - _LEFT_OUT), axis=0)
     levels = np.linspace(first, last, lists.pq.ksub, axis=1, dtype=np.float32)
-    if projection is not None and projection.queries is not None and lists.d > width:
+    if projection is not None and lists.d > width:
         reach = learn_reach(centroids[:, :width], owners, vectors, projection.apply(projection.queries))
         centroids[:, width:], levels[width:] = split_reach(reach)
         lists.quantizer.reset()

@@ -10,7 +10,7 @@ Source: Jaasaari et al. 2024, "LoRANN: Low-Rank Matrix Factorization for Approxi
 learns how the vectors of a list score; here, how the best of them does.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +32,12 @@ class Projection:
     """Projection of vectors, `matrix` (width, E), and queries (Q, E), possibly none, that tell how far lists reach."""
 
     matrix: Floats
-    queries: Floats | None = None
+    queries: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
     @property
     def num_constant(self) -> int:
         """Numbers to append to each projected vector for its list's reach; none without queries."""
-        return NUM_CONSTANT if self.queries is not None and len(self.queries) else 0
+        return NUM_CONSTANT if len(self.queries) else 0
 
     def apply(self, vectors: Floats) -> Floats:
         """Project vectors, (n, E), to (n, width)."""

@@ -29,7 +29,7 @@ def _build(images: np.ndarray, learned: np.ndarray, *, with_reach: bool) -> fais
     matrix = QueryDirections(learned).matrix(48)
     with faiss_build.threads(1):
         return faiss_build.build(
-            DESIGN, VectorTable(*images.shape, images), Projection(matrix, learned if with_reach else None)
+            DESIGN, VectorTable(*images.shape, images), Projection(matrix, learned if with_reach else learned[:0])
         )
 
 
