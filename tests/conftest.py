@@ -80,8 +80,12 @@ def shared_ray(starts_ray):
 
 @pytest.fixture
 def ray_cluster(shared_ray):
-    """The session's Ray; fails a test after which CPUs stay reserved, for which a later one would wait for ever."""
+    """The session's Ray; fails a test after which CPUs stay reserved, for which a later one would wait for ever.
+
+    Old versions of Ray keep the actors of a dataset that has ended until its objects, a circle, are collected.
+    """
     yield shared_ray
+    gc.collect()
     deadline_s = time.monotonic() + RELEASED_WITHIN_S
     while shared_ray.available_resources().get("CPU") != NUM_CPUS:
         if time.monotonic() > deadline_s:

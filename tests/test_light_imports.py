@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,8 @@ def test_a_process_of_a_stage_leaves_out_what_no_shard_uses(kind: str, tmp_path:
     imported = modules_after(STAGE_PROCESS, DEMO_MODEL, spec, folder=tmp_path)
     assert {"torch", "embedder.steps.stage"} <= imported
     unused = {"sympy", "torch.distributed.tensor", "torch.nn.attention.flex_attention"}
+    if version("torch").startswith("2.8."):  # its random numbers on the meta device ask sympy about sizes
+        unneeded, unused = unneeded - {"sympy"}, unused - {"sympy"}
     assert (COMPILER | unneeded | unused) & imported == set()
 
 

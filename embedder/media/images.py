@@ -19,7 +19,7 @@ from embedder.media.formats import IMAGE_FORMATS
 from embedder.media.jpeg import decode_pixels
 from embedder.media.loaded_image import LoadedImage, PictureForm
 from embedder.media.media_errors import DecodeError
-from embedder.media.metadata_blocks import UNREADABLE, without_jpeg_metadata
+from embedder.media.metadata_blocks import UNREADABLE, check_exif, without_jpeg_metadata
 from embedder.media.resize import (
     DRAFT_SCALES,
     PADDING_LEVELS,
@@ -273,6 +273,7 @@ def check_plausible(size: tuple[int, int], num_bytes: int, max_pixels: int) -> N
 def orientation_of(image: Image.Image) -> int:
     """Return an image's EXIF orientation, 1 if there is none or it is unreadable."""
     try:
+        check_exif(image.info)
         value = image.getexif().get(ORIENTATION_TAG, 1)
     except Exception:  # noqa: BLE001 - a broken tag raises anything, and must not cost a good image
         return 1

@@ -8,7 +8,7 @@ Sources: Exif 2.32; XMP, ISO 16684-1; IPTC-IIM 4.2.
 import io
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, BinaryIO
@@ -191,19 +191,34 @@ def read_directory(file: BinaryIO, group: int | None = None, offset: int | None 
     Raises a MetadataError if it has more tags than are read, or claims more bytes than it has, or what Pillow raises.
     """
     size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    head = file.read(16)
+    head = _read_head(file)
     directory = ImageFileDirectory_v2(head if head[2:4] in BIG_TIFF else head[:8], group=group)
     start = directory.next if offset is None else offset
-    _check_directory(file, start, size, "<" if head[:2] == b"II" else ">", is_big=head[2:4] in BIG_TIFF)
+    _check_directory(file, start, head, min(size, MAX_EXIF_BYTES))
     file.seek(start)
     directory.load(file)
     return directory
 
 
-def _check_directory(file: BinaryIO, start: int, size: int, order: str, *, is_big: bool) -> None:
+def check_exif(info: Mapping[str, Any]) -> None:
+    """Raise a MetadataError for an Exif whose first directory would fill the memory: Pillow before 13 reads it all."""
+    if block := _exif_block(info):
+        head = _read_head(file := io.BytesIO(block))
+        start = ImageFileDirectory_v2(head if head[2:4] in BIG_TIFF else head[:8]).next
+        with suppress(struct.error):  # it is cut off: Pillow reads what is there
+            _check_directory(file, start, head, MAX_EXIF_BYTES)
+
+
+def _read_head(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read(16)
+
+
+def _check_directory(file: BinaryIO, start: int, head: bytes, limit: int) -> None:
     """Refuse a directory whose values lie upon each other: 65,535 tags may point to the same megabytes."""
+    order, is_big = "<" if head[:2] == b"II" else ">", head[2:4] in BIG_TIFF
     counter, entry = (order + "Q", order + "HHQ8x") if is_big else (order + "H", order + "HHL4x")
+    size = file.seek(0, io.SEEK_END)
     file.seek(start)
     (num_tags,) = struct.unpack(counter, file.read(struct.calcsize(counter)))
     if num_tags > MAX_TAGS:
@@ -213,7 +228,7 @@ def _check_directory(file: BinaryIO, start: int, size: int, order: str, *, is_bi
     known = (each for each in struct.iter_unpack(entry, listed[:whole]) if each[1] < len(VALUE_BYTES))
     sizes = (count * VALUE_BYTES[kind] for _, kind, count in known)
     claimed = sum(each for each in sizes if each <= size)  # a longer one is not read at all
-    if claimed > (limit := min(size, MAX_EXIF_BYTES)):
+    if claimed > limit:
         raise _refusal(f"a directory that claims {claimed} bytes", limit)
 
 

@@ -29,6 +29,7 @@ WITHOUT_INDEX = frozenset({"mpegts", "mpeg", "mpegvideo", "flv", "asf"})
 """Formats in which seeking may end between two key frames."""
 READ_BYTES = 1 << 18
 DEFAULT_RATE = Fraction(25)
+NEAR_RATE = Fraction(1, 20)  # 1,000/33 frames a second are 30
 ROUNDED_S = Fraction(3, 2000)  # times of Matroska and FLV are in ms, an MP4's duration may be; three make a length
 MAX_TAG_CHARACTERS = 1 << 15  # of one text
 MAX_SEGMENT = 2**31 - 1  # segments are stored as int32
@@ -189,8 +190,13 @@ def _find_length_s(file: BinaryIO, max_pixels: int) -> Fraction | None:
 
 
 def _clock(stream: Any, *, is_exact: bool = False) -> FrameClock:
-    """Return the clock of a stream's frames; an exact one takes off what a container rounds."""
-    frame_s = 1 / (stream.average_rate or stream.guessed_rate or DEFAULT_RATE)
+    """Return the clock of a stream's frames; an exact one takes off what a container rounds.
+
+    A container that declares no rate has an average by rounded times; FFmpeg's guess is the common rate beside it.
+    """
+    average, guessed = stream.average_rate, stream.guessed_rate
+    rate = guessed if is_exact and average and guessed and abs(guessed / average - 1) < NEAR_RATE else average or guessed
+    frame_s = 1 / (rate or DEFAULT_RATE)
     return FrameClock(stream.time_base, frame_s, min(ROUNDED_S, frame_s / 8) if is_exact else Fraction(0))
 
 
