@@ -195,8 +195,9 @@ def _clock(stream: Any, *, is_exact: bool = False) -> FrameClock:
     A container that declares no rate has an average by rounded times; FFmpeg's guess is the common rate beside it.
     """
     average, guessed = stream.average_rate, stream.guessed_rate
-    rate = guessed if is_exact and average and guessed and abs(guessed / average - 1) < NEAR_RATE else average or guessed
-    frame_s = 1 / (rate or DEFAULT_RATE)
+    is_near = bool(average and guessed) and abs(guessed / average - 1) < NEAR_RATE
+    rate = guessed if is_exact and is_near else average or guessed or DEFAULT_RATE
+    frame_s = 1 / rate
     return FrameClock(stream.time_base, frame_s, min(ROUNDED_S, frame_s / 8) if is_exact else Fraction(0))
 
 
