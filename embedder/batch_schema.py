@@ -61,9 +61,13 @@ TRACE = pa.list_(
             "bytes_out": pa.int64(),  # tensors passed on
             "peak_rss_bytes": pa.int64(),  # of the process so far
             "peak_gpu_bytes": pa.int64(),  # the same for its tensors on a GPU; 0 without one
-            "waited_input_s": pa.float64(),  # a GPU was idle before the call because no input had arrived
+            "waited_input_s": pa.float64(),  # a GPU was idle before the call because the step before had made no input
+            "waited_driver_s": pa.float64(),  # the same, while Ray's driver had not sent it
+            "waited_store_s": pa.float64(),  # the same, while it came from the object store
+            "waited_unpack_s": pa.float64(),  # the same, while it was unpacked
             "waited_copy_s": pa.float64(),  # the same, while it was copied
             "waited_launch_s": pa.float64(),  # the same, until the first kernel
+            "device_speed": pa.map_(pa.string(), pa.float64()),  # measured figures of a GPU, at the start of a stage
         }
     )
 )

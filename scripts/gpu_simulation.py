@@ -394,9 +394,9 @@ class SimulatedStage(TowerStage):
     def _load(self, folder: Path) -> Any:
         return shard_of_shapes(self.config, self.spec.shard, self.spec.dtype)
 
-    def encode(self, batch: pa.RecordBatch) -> pa.Table:
+    def encode(self, batch: pa.RecordBatch, arrival: Any = None) -> pa.Table:
         self._gpu.spend(self._gpu.figures.call_s)
-        return super().encode(batch)
+        return super().encode(batch, arrival)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         with Launching(self._gpu), self._gpu.call():

@@ -26,7 +26,7 @@ BATCHES = (64, 256, 1024)
 WARM_CALLS, MIN_CALLS = 2, 4
 SHORT_TOKENS = 16
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=utilization.gpu,power.draw", "--format=csv,noheader,nounits", "-l", "1")
-WAITS = {"input": "waited_input_s", "copies": "waited_copy_s", "launches": "waited_launch_s"}
+WAITS = {cause: f"waited_{cause}_s" for cause in ("input", "driver", "store", "unpack", "copy", "launch")}
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ def _gpu_lines(report: Report) -> list[RenderableType]:
     if not any(place.num_gpus for place in report.places):
         return []
     places = [f"stage {place.stage} on {place.device} ({place.num_gpus:g} GPU)" for place in report.places]
-    idle = [line for step in report.steps if (line := idle_line(step))]
+    idle = [line for step in report.steps for line in (idle_line(step), product_line(step)) if line]
     num_items = report.num_items - report.num_rejected - report.num_taken_over
     return [", ".join(places), *gpu_time_lines(report.steps, report.places, num_items), *idle]
 
@@ -237,16 +237,29 @@ def gpu_time_lines(steps: Iterable[StepReport], places: Iterable[PlaceReport], n
 def idle_line(step: StepReport) -> str | None:
     """Describe what the GPUs of a stage waited for between its batches; None for a stage without a GPU.
 
-    The step's seconds are those in which the device computed; its waits are between batches. From the first batch
-    on, the two add up to the whole time.
+    The step's seconds are those in which the device computed; its waits are between batches. With the time before its
+    first batch and after its last, they add up to the whole run.
     """
-    causes = {"input": step.waited_input_s, "copies": step.waited_copy_s, "launches": step.waited_launch_s}
-    if not any(causes.values()):
+    number = int(step.step.removeprefix("stage ")) if step.step.startswith("stage ") else 0
+    causes = {f"stage {number - 1}" if number else "decode": step.waited_input_s, "the driver": step.waited_driver_s}
+    causes |= {"the object store": step.waited_store_s, "unpacking": step.waited_unpack_s}
+    causes |= {"copies": step.waited_copy_s, "launches": step.waited_launch_s}
+    if not any(causes.values()) or not step.wall_share:
         return None
-    whole_s = step.wall_s + sum(causes.values())
+    waited_s, run_s = sum(causes.values()), step.wall_s / step.wall_share
+    whole_s = max(run_s, step.wall_s + waited_s)
     waited = ", ".join(f"{name} {100 * seconds / whole_s:.1f} %" for name, seconds in causes.items())
-    computed = f"{100 * step.wall_s / whole_s:.1f} % of the time from its first batch on"
-    return f"GPU of {step.step}: computed {computed}; waited for {waited}"
+    outside = f"before its first batch and after its last {100 * (whole_s - step.wall_s - waited_s) / whole_s:.1f} %"
+    computed = f"computed {100 * step.wall_s / whole_s:.1f} % of the run"
+    return f"GPU of {step.step}: {computed}; waited for {waited}; {outside}"
+
+
+def product_line(step: StepReport) -> str | None:
+    """Describe what a stage's layers reach of its GPU's matrix-product rate; None where that was not measured."""
+    if step.product_share is None:
+        return None
+    share = f"{100 * step.product_share:.0f} %"
+    return f"GPU of {step.step}: while it computed, its layers reached {share} of the rate of wide matrix products"
 
 
 def _outcome_lines(report: Report) -> list[RenderableType]:

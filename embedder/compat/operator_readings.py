@@ -9,7 +9,7 @@ from ray.data._internal.execution.operators.actor_pool_map_operator import Actor
 from ray.data._internal.execution.operators.input_data_buffer import InputDataBuffer
 from ray.experimental.locations import get_local_object_locations
 
-from embedder.compat.operator_stats import LISTENER, OperatorState, Replica, Sample
+from embedder.compat.operator_stats import LISTENER, SENDING, SENT, OperatorState, Replica, Sample
 
 if TYPE_CHECKING:
     from ray.data._internal.execution.streaming_executor import StreamingExecutor
@@ -28,6 +28,8 @@ class OperatorReadings(ExecutionCallback):  # type: ignore[misc]  # Ray ships no
         if self._listener is not None:
             for operator in executor._topology:
                 _count_spilled(operator.metrics)
+                if isinstance(operator, ActorPoolMapOperator) and SENDING.is_there():
+                    operator.add_map_task_kwargs_fn(lambda: {SENT: time.time()})
 
     def on_execution_step(self, executor: "StreamingExecutor") -> None:
         """Read all states, if it is time."""

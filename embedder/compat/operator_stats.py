@@ -1,9 +1,12 @@
 """State of each operator of a Ray Data run; only for display, never for decisions."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+from shards.compat import Private
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,28 @@ class Sample:
 
     time_s: float
     operators: tuple[OperatorState, ...]
+
+
+SENT = "sent_s"  # argument of a stage's call: the Unix time at which the driver sent it
+SENDING = Private(
+    "the times at which Ray's driver sends blocks to stages",
+    (
+        "ray.data._internal.execution.operators.map_operator:MapOperator.add_map_task_kwargs_fn",
+        "ray.data._internal.execution.interfaces.task_context:TaskContext.get_current",
+    ),
+    "ray 2.52.1 to 2.60.0",
+    "what a GPU waited for by Ray's driver counts as a wait for the object store",
+)
+
+
+def sent_s() -> float | None:
+    """Return the Unix time at which the driver sent the call that this thread is in; None if unknown."""
+    if "ray.data" not in sys.modules or not SENDING.is_there():
+        return None
+    from ray.data._internal.execution.interfaces.task_context import TaskContext
+
+    context = TaskContext.get_current()
+    return None if context is None else context.kwargs.get(SENT)
 
 
 # Ray creates the callback, and sends its settings to every process; this one stays here.

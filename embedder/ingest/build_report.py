@@ -22,9 +22,11 @@ from embedder.installation import vector_libraries
 from embedder.models.model_folder import Model
 from embedder.placement.placement import Node
 from embedder.planning.profile_machine import kept_costs
+from embedder.planning.sample import observed_mix
 from embedder.quantities import plural
 from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports, this_machine
 from embedder.report.plan_review import review_run
+from embedder.report.product_share import slowest_speed, with_product_shares
 from embedder.report.report_schema import (
     EventReport,
     LoadReport,
@@ -165,6 +167,9 @@ def _measure_steps(outcome: EngineOutcome, result: RunResult) -> _MeasuredSteps:
     loads, trace = split_loads(measurements)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
     steps, window = step_reports(trace, replicas)
+    mix = observed_mix([call for call in trace if call.step == "decode"], result.num_here)
+    shards = [stage.shard for stage in job.stages]
+    steps = with_product_shares(steps, loads, shards, job.model.config, mix, result.num_here)
     is_here = outcome.choice.engine == "ray" and job.compute.ray_address is None
     engine_cores = cores_beside_steps(outcome.monitor.cpu_use, trace, loads, window[1]) if is_here else None
     uses, bottleneck = outcome.operators.uses()
@@ -191,6 +196,7 @@ def _review(rows: RowSettings, outcome: EngineOutcome, result: RunResult, found:
         found.engine_cores and found.engine_cores * busy_s,
         kept_costs(job.compute, rows, job.model),
         steady.too_short,
+        slowest_speed(found.loads),
     )
 
 

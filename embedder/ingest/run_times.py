@@ -2,8 +2,8 @@
 
 from embedder.executors.choose_engine import RunTimes
 from embedder.placement import hardware
-from embedder.planning.cache import keep, read_kept
 from embedder.report.report_schema import Report
+from embedder.storage.cost_cache import keep, read_kept
 
 MIN_ITEMS = 8
 """Runs with fewer items say nothing about the rate, only about the start."""

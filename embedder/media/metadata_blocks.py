@@ -163,7 +163,7 @@ def _first_directory(opened: Any, file: BinaryIO | None) -> tuple[BinaryIO | Non
     return None, NO_TAGS
 
 
-def _exif_block(info: Mapping[str, Any]) -> bytes:
+def _exif_block(info: Mapping[Any, Any]) -> bytes:
     block = info.get("exif") or _raw_profile(info, "exif", MAX_EXIF_BYTES)
     if not isinstance(block, bytes):
         return b""
@@ -174,7 +174,7 @@ def _exif_block(info: Mapping[str, Any]) -> bytes:
     return block
 
 
-def _raw_profile(info: Mapping[str, Any], name: str, max_bytes: int) -> bytes:
+def _raw_profile(info: Mapping[Any, Any], name: str, max_bytes: int) -> bytes:
     """Return a block that ImageMagick has written into a PNG, as hexadecimal text; empty if there is none."""
     profile = info.get(f"Raw profile type {name}")
     return bytes.fromhex("".join(profile[: 2 * max_bytes + 100].split("\n")[3:])) if isinstance(profile, str) else b""
@@ -200,7 +200,7 @@ def read_directory(file: BinaryIO, group: int | None = None, offset: int | None 
     return directory
 
 
-def check_exif(info: Mapping[str, Any]) -> None:
+def check_exif(info: Mapping[Any, Any]) -> None:
     """Raise a MetadataError for an Exif whose first directory would fill the memory: Pillow before 13 reads it all."""
     if block := _exif_block(info):
         head = _read_head(file := io.BytesIO(block))

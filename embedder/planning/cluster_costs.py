@@ -20,11 +20,11 @@ from embedder.placement.compute_dtype import DtypeChoice, Gpu, choose_dtype
 from embedder.placement.device_settings import rows_per_batch, settings_of, settings_of_fleet
 from embedder.placement.placement import Node
 from embedder.planning.background_load import delivered_cores
-from embedder.planning.cache import read_or_make
 from embedder.planning.node_types import NodeHardware, NodeType, node_types
 from embedder.planning.profile_machine import host_costs, machine_key, model_costs, with_engine
 from embedder.planning.sample import sample_items
 from embedder.quantities import duration_text, figure, plural
+from embedder.storage.cost_cache import read_or_make
 from shards.costs import Dtype, tower_costs
 from shards.model_config import ModelConfig
 from shards.planning.devices import DeviceType, cpu_core, device_of_ray_type, with_slow_float16

@@ -1,8 +1,8 @@
 """Profile of a run on this machine: costs of the model's layers, and of the work around them.
 
-Measurements of a model are cached by its fingerprint, device, dtype and torch version (`embedder.planning.cache`), and
-so are those of the host's work on shipped images. A run's own items are measured each time, as the results depend on
-them.
+Measurements of a model are cached by its fingerprint, device, dtype and torch version
+(`embedder.storage.cost_cache`), and so are those of the host's work on shipped images. A run's own items are measured
+each time, as the results depend on them.
 """
 
 import platform
@@ -26,9 +26,9 @@ from embedder.placement.device_settings import rows_per_batch, settings_of, sett
 from embedder.placement.fleet import Available
 from embedder.placement.resources import request_resources
 from embedder.planning.background_load import busy_machine
-from embedder.planning.cache import read_kept, read_or_make
 from embedder.planning.sample import ItemSample, sample_items
 from embedder.steps.stage_spec import StageSpec
+from embedder.storage.cost_cache import read_kept, read_or_make
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.tables.arrow_tensors import pack_vectors

@@ -18,7 +18,7 @@ from embedder.store.layout import run_file
 from shards.model_errors import ModelError
 from shards.plan import plan_specs
 from shards.planning.devices import device_of_ray_type
-from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts, estimate_costs, estimate_host
+from shards.planning.planning_costs import DataMix, DeviceSpeed, HostCosts, ModelCosts, estimate_costs, estimate_host
 from shards.planning.problem import PlacementProblem
 from shards.shard_specs import ShardSpec
 
@@ -37,12 +37,13 @@ def review_run(
     engine_cpu_s: float | None,
     costs: tuple[ModelCosts, HostCosts] | None,
     too_short: str | None = None,
+    speed: DeviceSpeed | None = None,
 ) -> Review | None:
     """Compare a run with its costs; where another cut promises `MIN_GAIN`, write its plan next to the report.
 
     `steps` are sums over the session's calls, `engine_cpu_s` is Ray's own CPU time, None if unknown; `costs` are None
-    if never measured, and then estimated where all stages are on GPUs of one known type. With `too_short`, why the run
-    says nothing about its plan, no other cut is searched.
+    if never measured, and then estimated where all stages are on GPUs of one known type, by their measured `speed`
+    where it is known. With `too_short`, why the run says nothing about its plan, no other cut is searched.
     Returns None if nothing was finished.
     """
     if not num_items:
@@ -51,7 +52,7 @@ def review_run(
     seconds = {step.step: _seconds_per_item(job, step, num_items) for step in steps}
     if engine_cpu_s is not None:
         seconds["engine"] = engine_cpu_s / num_items
-    costs = costs or _estimate_costs(job, available, mix)
+    costs = costs or _estimate_costs(job, available, mix, speed)
     found = {} if costs is None else _compare_with_costs(job, available, steps, seconds, mix, costs, too_short)
     return Review(
         images_per_item=mix.images_per_item,
@@ -63,15 +64,18 @@ def review_run(
     )
 
 
-def _estimate_costs(job: Job, available: Available, mix: DataMix) -> tuple[ModelCosts, HostCosts] | None:
+def _estimate_costs(
+    job: Job, available: Available, mix: DataMix, speed: DeviceSpeed | None
+) -> tuple[ModelCosts, HostCosts] | None:
     """Estimate the costs of a run on GPUs of one type; None on CPUs, on several types, or on one that no table has."""
     types, config = {node.gpu_type for node in available.nodes if node.num_gpus}, job.model.config
     if len(types) != 1 or any(stage.device != "cuda" for stage in job.stages):
         return None
     num_rows = rows_per_batch(job.compute.batch_size, job.settings)
     try:
-        device = device_of_ray_type(types.pop() or "")
-        costs = estimate_costs(config, device, job.compute.settled_dtype, mix.caption_tokens, num_rows)
+        device, dtype = device_of_ray_type(types.pop() or ""), job.compute.settled_dtype
+        device = device if speed is None else speed.apply_to(device, dtype)
+        costs = estimate_costs(config, device, dtype, mix.caption_tokens, num_rows)
     except ModelError:
         return None
     return costs, estimate_host(config)

@@ -40,11 +40,19 @@ class StepReport(ReportSection):
     num_cut_characters: int = 0
     """For decode: characters at their ends that no tower sees."""
     waited_input_s: float = 0.0
-    """For a stage on GPUs: seconds in which they computed nothing between its calls because no input had arrived."""
+    """For a stage on GPUs: seconds between its calls without computing, because the step before had no input."""
+    waited_driver_s: float = 0.0
+    """The same, while Ray's driver had not sent the input to the stage's process."""
+    waited_store_s: float = 0.0
+    """The same, while it came from the object store."""
+    waited_unpack_s: float = 0.0
+    """The same, while it was unpacked and grouped."""
     waited_copy_s: float = 0.0
     """The same, while inputs were copied to them."""
     waited_launch_s: float = 0.0
     """The same, until the first kernel of a batch was launched."""
+    product_share: float | None = None
+    """For a stage on GPUs: operations of its layers per second of computing, over those of wide matrix products."""
 
     @property
     def max_replicas(self) -> int:
@@ -60,6 +68,8 @@ class LoadReport(ReportSection):
     started_s: float
     wall_s: float
     peak_rss_bytes: int
+    device_speed: dict[str, float] = {}
+    """For a stage on a GPU: its measured speed (`shards.planning.planning_costs.DeviceSpeed`)."""
 
 
 class PlaceReport(ReportSection):

@@ -15,7 +15,7 @@ MIN_STEADY_CALLS = 20
 MAX_CALLS = 50_000
 """Most measurements in memory, about 40 MiB: those of 800,000 items in three stages, in blocks of 64."""
 
-WAITED = ("waited_input_s", "waited_copy_s", "waited_launch_s")
+WAITED = tuple(f"waited_{cause}_s" for cause in ("input", "driver", "store", "unpack", "copy", "launch"))
 FRAMES = ("num_frames", "num_decoded_frames")
 CUTS = ("num_cut_captions", "num_cut_characters")
 COUNTS = ("num_rows", "num_images", "num_captions", "num_tokens", *FRAMES, *CUTS, "num_calls")

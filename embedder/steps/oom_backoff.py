@@ -18,7 +18,8 @@ CPU_MESSAGES = (
 )
 MAX_MESSAGE_CHARACTERS = 200
 
-Encode = Callable[[pa.RecordBatch], pa.Table]
+Encode = Callable[..., pa.Table]
+"""Takes a batch, and what the caller passes on with it."""
 
 
 class OomBackoffEncoder:
@@ -32,22 +33,22 @@ class OomBackoffEncoder:
         self._problem = ""
         self._name, self._encode = name, encode
 
-    def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.Table]:
+    def __call__(self, batch: pa.RecordBatch, *arguments: object) -> Iterator[pa.Table]:
         """Yield the batch's tables in order; a RunFailedError if even a single row doesn't fit."""
         start = 0
         while start < batch.num_rows:
             piece = batch.slice(start, self.max_rows)
-            table = self._try(piece)
+            table = self._try(piece, *arguments)
             if table is None:
                 self._shrink(piece.num_rows)
             else:
                 start += piece.num_rows
                 yield table
 
-    def _try(self, batch: pa.RecordBatch) -> pa.Table | None:
+    def _try(self, batch: pa.RecordBatch, *arguments: object) -> pa.Table | None:
         """Encode; None if out of memory. The error is freed first, and with it the tensors that its frames hold."""
         try:
-            return self._encode(batch)
+            return self._encode(batch, *arguments)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -4,6 +4,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,16 @@ import torch
 
 from embedder.batch_schema import BESIDE_IMAGES, IMAGE_GRID, IMAGE_TEXT, TENSOR, VECTOR
 from embedder.compat.malloc import keep_freed_memory
+from embedder.compat.operator_stats import sent_s
 from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
 from embedder.steps.compiled_shard import CompiledShard
+from embedder.steps.device_speed import kept_speed
 from embedder.steps.host_copies import DeviceTimes, OverlappedCopies
 from embedder.steps.oom_backoff import OomBackoffEncoder
 from embedder.steps.stage_contract import Stage
 from embedder.steps.stage_spec import StageSpec
+from embedder.steps.waits import Arrival, InputWaits
 from embedder.storage.model_download import resolve_model
 from embedder.store.journal.step_metrics import LOAD, Measurement, measure, trace_column
 from embedder.store.tables.arrow_tensors import pack_flat, pack_vectors, unpack
@@ -55,13 +59,16 @@ class TowerStage(Stage):
         torch.set_num_threads(spec.num_threads)
         folder = resolve_model(spec.model, spec.shard)
         self.config = load_model_config(folder)
+        speed = kept_speed(spec.device, spec.dtype) if _is_cuda(spec) else None
         with measure(f"{LOAD} {spec.index}") as load:
             self.shard = self._load(folder)
+        load = self._start or load
+        load.device_speed = asdict(speed) if speed is not None else {}
         self._compiled: CompiledShard | None = None
         # Vision blocks of decoders with eyes would be compiled for each size of images.
         if spec.compile and isinstance(self.shard, Shard) and not self.config.is_one_tower:
             self._compiled = CompiledShard(spec.index, self.shard)
-        self._unreported_load = iter([self._start or load])
+        self._unreported_load = iter([load])
         self._batch_size = BatchSize(self._fitting_sizes() if _is_cuda(spec) else spec.batch_sizes)
         self._oom_backoff = OomBackoffEncoder(f"stage {spec.index}", self.encode)
         keep_freed_memory()
@@ -83,8 +90,9 @@ class TowerStage(Stage):
             return table
         read = [self._input_column(table, tower) for tower in INPUTS if self._output_kind(tower)]
         read += _beside_images(table) if self._output_kind("vision") else []
+        arrival = Arrival.of(table["trace"], sent_s()) if self._copies is not None else None
         batches = self._batches(table.select([*read, "trace"]))
-        encoded = pa.concat_tables([part for batch in batches for part in self._oom_backoff(batch)])
+        encoded = pa.concat_tables([part for batch in batches for part in self._oom_backoff(batch, arrival)])
         block = self._without_missing(table.drop_columns([*read, "trace"])).combine_chunks()
         for name, column in zip(encoded.column_names, encoded.columns, strict=True):
             # Ray passes on each chunk of each column separately; copying would cost more only for the tensors.
@@ -106,14 +114,14 @@ class TowerStage(Stage):
                 yield batch
                 start += batch.num_rows
 
-    def encode(self, batch: pa.RecordBatch) -> pa.Table:
+    def encode(self, batch: pa.RecordBatch, arrival: Arrival | None = None) -> pa.Table:
         """Replace the columns of this shard's towers; the others pass through unchanged."""
         with measure(f"stage {self.spec.index}", self._cpu_clock()) as measurement:
             columns = {tower: self._input_column(batch, tower) for tower in INPUTS}
             states = {tower: self._state(batch, tower, name) for tower, name in columns.items()}
             with torch.inference_mode():
                 arranged = self.shard.arrange(Batch(states["vision"], states["text"]), dict(self.spec.group_costs))
-                graphs_before = num_graphs()
+                graphs_before, given_s = num_graphs(), time.time()
                 encoded, times = self._compute(arranged)
             outputs = {"vision": self._column("vision", encoded.vision), "text": self._column("text", encoded.text)}
             measurement.num_rows = batch.num_rows
@@ -127,8 +135,12 @@ class TowerStage(Stage):
         if times is not None:  # calls overlap: only the computing time belongs to this call alone
             measurement.started_s += measurement.wall_s - times.computed_s
             measurement.wall_s = times.computed_s
-            measurement.waited_input_s, measurement.waited_copy_s = times.waited_input_s, times.waited_copy_s
-            measurement.waited_launch_s = times.waited_launch_s
+            measurement.waited_copy_s, measurement.waited_launch_s = times.waited_copy_s, times.waited_launch_s
+            waits = InputWaits(times.waited_input_s, 0.0, 0.0, 0.0)
+            if arrival is not None:
+                waits = arrival.split(times.waited_input_s, given_s)
+            measurement.waited_input_s, measurement.waited_driver_s = waits.step_s, waits.driver_s
+            measurement.waited_store_s, measurement.waited_unpack_s = waits.store_s, waits.unpack_s
         if _is_cuda(self.spec):
             measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
         if num_graphs() == graphs_before:  # compiling isn't part of a batch's cost

@@ -194,6 +194,28 @@ class HostCosts(JsonText):
         return self.decode_s(mix) + self.write_s_per_item + self.engine_s_per_item
 
 
+@dataclass(frozen=True)
+class DeviceSpeed(JsonText):
+    """Speed of a device in one dtype: operations per second of wide matrix products, and bytes per second.
+
+    `memory_bytes_per_s` counts what is read and what is written; `link_bytes_per_s` is one way, to the device.
+    """
+
+    product_flops: float
+    product_width: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+
+    def apply_to(self, device: DeviceType, dtype: str) -> DeviceType:
+        """Return a table's device with what was measured in place of the datasheet's figures."""
+        if device.gpu is None or dtype not in device.gpu.product_flops:
+            return device
+        widest = self.product_flops * (1 + device.gpu.half_width / self.product_width)
+        flops = dict(device.gpu.product_flops) | {dtype: widest}
+        gpu = replace(device.gpu, product_flops=flops, memory_bytes_per_s=self.memory_bytes_per_s)
+        return replace(device, gpu=gpu, bandwidth_bytes_per_s=self.link_bytes_per_s)
+
+
 # Guesses for what was not measured, typical of a cloud server's cores.
 CALL_S = 3e-3  # one call of an actor: Ray's transfer and the launch of the kernels
 COPY_BYTES_PER_S = 5e9  # a copy in host memory; a byte in the object store is written once and read once

@@ -111,12 +111,14 @@ def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, monkeypatch, ray_clust
 
 
 def test_idle_time_of_a_run_is_shared_out_by_cause():
+    nothing = {f"waited_{cause}_s": 0.0 for cause in ("input", "driver", "store", "unpack", "copy", "launch")}
     steps = [
-        {"step": "decode", "wall_s": 9.0, "waited_input_s": 0.0, "waited_copy_s": 0.0, "waited_launch_s": 0.0},
-        {"step": "stage 0", "wall_s": 6.0, "waited_input_s": 3.0, "waited_copy_s": 1.0, "waited_launch_s": 0.0},
-        {"step": "stage 1", "wall_s": 2.0, "waited_input_s": 1.0, "waited_copy_s": 0.0, "waited_launch_s": 1.0},
+        nothing | {"step": "decode", "wall_s": 9.0},
+        nothing | {"step": "stage 0", "wall_s": 6.0, "waited_input_s": 3.0, "waited_copy_s": 1.0},
+        nothing | {"step": "stage 1", "wall_s": 2.0, "waited_driver_s": 1.0, "waited_launch_s": 1.0},
     ]
-    assert idle_shares(steps) == pytest.approx({"input": 0.275, "copies": 0.05, "launches": 0.125})
+    found = {"input": 0.15, "driver": 0.125, "store": 0.0, "unpack": 0.0, "copy": 0.05, "launch": 0.125}
+    assert idle_shares(steps) == pytest.approx(found)
     assert idle_shares(steps[:1]) is None
 
 

@@ -46,17 +46,26 @@ class Measurement:
     peak_rss_bytes: int = 0
     peak_gpu_bytes: int = 0
     waited_input_s: float = 0.0
-    """Seconds before the call in which a GPU computed nothing because no input had come."""
+    """Seconds before the call in which a GPU computed nothing because the step before had no input for it yet."""
+    waited_driver_s: float = 0.0
+    """The same, while Ray's driver had not sent the input to the stage's process."""
+    waited_store_s: float = 0.0
+    """The same, while it came from the object store."""
+    waited_unpack_s: float = 0.0
+    """The same, while it was unpacked and grouped."""
     waited_copy_s: float = 0.0
     """The same, while the input was being copied to the GPU."""
     waited_launch_s: float = 0.0
     """The same, until the first kernel was launched."""
+    device_speed: dict[str, float] = field(default_factory=dict)
+    """Figures of the stage's GPU (`shards.planning.planning_costs.DeviceSpeed`); of a stage's start."""
     num_calls: int = 1
     """More than one if this sums several calls of a process (`embedder.report.step_sums.join_measurements`)."""
 
     def __post_init__(self) -> None:
         """Read what rows and journals have as pairs."""
         self.caption_places = Counter(dict(self.caption_places or ()))
+        self.device_speed = dict(self.device_speed or ())
 
 
 @contextmanager

@@ -215,11 +215,15 @@ def test_the_report_says_for_what_a_gpu_waited():
     figures = {"num_calls": 3, "num_rows": 768, "wall_s": 9.0, "cpu_s": 1.0, "wall_share": 0.9, "cpu_share": 0.1}
     step = StepReport(step="stage 1", bytes_out=0, bytes_per_row=0.0, peak_rss_bytes=0, **figures)
     assert idle_line(step) is None, "on CPUs"
-    waited = step.model_copy(update={"waited_input_s": 0.6, "waited_copy_s": 0.3, "waited_launch_s": 0.1})
+    waits = {"input": 0.3, "driver": 0.1, "store": 0.05, "unpack": 0.05, "copy": 0.2, "launch": 0.1}
+    waited = step.model_copy(update={f"waited_{cause}_s": seconds for cause, seconds in waits.items()})
     assert idle_line(waited) == (
-        "GPU of stage 1: computed 90.0 % of the time from its first batch on; waited for input 6.0 %, copies 3.0 %, "
-        "launches 1.0 %"
+        "GPU of stage 1: computed 90.0 % of the run; waited for stage 0 3.0 %, the driver 1.0 %, the object store "
+        "0.5 %, unpacking 0.5 %, copies 2.0 %, launches 1.0 %; before its first batch and after its last 2.0 %"
     )
+    assert "waited for decode 3.0 %" in idle_line(waited.model_copy(update={"step": "stage 0"}))
+    longer = waited.model_copy(update={"wall_share": 1.0})  # waits beyond the run's end are of clocks that disagree
+    assert "computed 91.8 % of the run" in idle_line(longer) and "its last 0.0 %" in idle_line(longer)
 
 
 def test_the_report_says_how_many_frames_of_clips_were_decoded_for_those_embedded():

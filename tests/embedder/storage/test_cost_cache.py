@@ -7,9 +7,9 @@ import samples
 
 from embedder.models.model_folder import open_model
 from embedder.planning import profile_machine as profile
-from embedder.planning.cache import read_or_make
 from embedder.planning.sample import sample_items
 from embedder.sources.listing import list_sources
+from embedder.storage.cost_cache import read_or_make
 from embedder.storage.user_cache import cache_folder
 from shards.planning.devices import DEVICES
 from shards.planning.planning_costs import DataMix, HostCosts, estimate_costs
