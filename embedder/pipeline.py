@@ -34,7 +34,7 @@ from embedder.executors.ray_session import TYPE_LABEL
 from embedder.executors.signals import StopRequest
 from embedder.models.model_actor import ModelActor
 from embedder.placement.allocation import Allocation, StageResources
-from embedder.placement.device_settings import CPU_SETTINGS, GPU_SETTINGS
+from embedder.placement.device_settings import CPU_SETTINGS
 from embedder.steps.decode import decode_at_low_priority
 from embedder.steps.further_inputs import select_for_model, without_vectors
 from embedder.steps.stage_actor import StageActor
@@ -184,7 +184,7 @@ def through_stages(
             (spec, run if number == 0 else None),
             rows_per_batch=max(spec.batch_sizes),
             num_gpus=resources.num_gpus,
-            compute=_pool(spec, resources),
+            compute=actor_pool(resources.min_replicas, resources.max_replicas, spec.calls_at_once),
             num_cpus=resources.num_cpus,
             **_nodes_of(resources, type_label),
             **worker_options(),
@@ -204,9 +204,3 @@ def _nodes_of(resources: StageResources, type_label: str) -> dict[str, Any]:
         return {"label_selector": on_node, "fallback_strategy": [{"label_selector": of_type}]}
 
     return {"ray_remote_args_fn": options}
-
-
-def _pool(spec: StageSpec, resources: StageResources) -> ActorPoolStrategy:
-    """Return the bounds of a stage's replicas, and the calls in flight on each: several on a GPU, to overlap copies."""
-    settings = GPU_SETTINGS if spec.device == "cuda" else CPU_SETTINGS
-    return actor_pool(resources.min_replicas, resources.max_replicas, settings.calls_at_once)

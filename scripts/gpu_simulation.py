@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import prod
 from pathlib import Path
 from queue import Queue
@@ -394,6 +395,11 @@ class SimulatedStage(TowerStage):
     def _load(self, folder: Path) -> Any:
         return shard_of_shapes(self.config, self.spec.shard, self.spec.dtype)
 
+    @property
+    def num_calls(self) -> int | None:
+        """Calls at once that its trial has chosen."""
+        return self._calls.chosen if self._calls is not None else None
+
     def encode(self, batch: pa.RecordBatch, arrival: Any = None) -> pa.Table:
         self._gpu.spend(self._gpu.figures.call_s)
         return super().encode(batch, arrival)
@@ -455,35 +461,48 @@ def simulate_stages(
     config: ModelConfig, folder: Path, figures: DeviceFigures, num_stages: int, *, num_rows: int, num_blocks: int,
     slowness: float, calls_at_once: int | None = None,
 ) -> tuple[float, dict[str, float]]:  # fmt: skip
-    """Rows a second that leave the last of a run's stages on one device, and its idle shares by cause."""
+    """Rows a second that leave the last of a run's stages on one device, and its idle shares by cause.
+
+    Counted is from when each stage has chosen the number of its calls at once.
+    """
     gpu, calls_at_once = SimulatedGpu(figures, slowness), calls_at_once or GPU_SETTINGS.calls_at_once or 1
     costs = group_costs(config, [figures.name])
     specs = [stage.spec for stage in plan_shards(config, num_stages, dtype=DTYPE).stages]
-    settings = {"batch_sizes": (num_rows,), "group_costs": tuple(costs)}
+    settings = {"batch_sizes": (num_rows,), "group_costs": tuple(costs), "calls_at_once": calls_at_once}
     specs = [StageSpec(index, str(folder), each, DTYPE, "meta", 1, **settings) for index, each in enumerate(specs)]
     stages = [SimulatedStage(each, gpu).load() for each in specs]
-    num_filling = calls_at_once * num_stages
     queues = [Queue[pa.Table | None](calls_at_once) for _ in range(num_stages)]
-    done = Queue[pa.Table | None]()
+    done, is_over = Queue[pa.Table | None](), threading.Event()
+    block = rows_of(sample_states(config, num_rows), num_rows)
+
+    def feed() -> None:
+        while not is_over.is_set():
+            queues[0].put(block)
+
+    workers = [
+        [threading.Thread(target=_work, args=(stage, gpu, own, after), daemon=True) for _ in range(calls_at_once)]
+        for stage, own, after in zip(stages, queues, [*queues[1:], done], strict=True)
+    ]
+    feeder = threading.Thread(target=feed, daemon=True)
     with fused_attention(gpu):
-        for stage, own, after in zip(stages, queues, [*queues[1:], done], strict=True):
-            for _ in range(calls_at_once):
-                threading.Thread(target=_work, args=(stage, gpu, own, after), daemon=True).start()
-        block = rows_of(sample_states(config, num_rows), num_rows)
-        fed = [block] * (num_blocks + 2 * num_filling)
-        threading.Thread(target=lambda: [*map(queues[0].put, fed)], daemon=True).start()
-        for _ in range(num_filling):
+        for thread in [*chain.from_iterable(workers), feeder]:
+            thread.start()
+        for _ in range(calls_at_once * num_stages):
+            done.get()
+        while any(stage.num_calls is None for stage in stages):
             done.get()
         started_s, computed_s, waited_s = time.perf_counter(), gpu.computed_s, dict(gpu.waited_s)
         for _ in range(num_blocks):
             done.get()
         window_s = (time.perf_counter() - started_s) / slowness
         idle = gpu.idle_shares(computed_s, waited_s, window_s)
-        for _ in range(num_filling):
-            done.get()
-        for own in queues:
-            for _ in range(calls_at_once):
+        is_over.set()
+        feeder.join()
+        for own, threads in zip(queues, workers, strict=True):
+            for _ in threads:
                 own.put(None)
+            for thread in threads:
+                thread.join()
     return num_blocks * num_rows / window_s, idle
 
 

@@ -20,6 +20,7 @@ from embedder.placement.allocation import Allocation
 from embedder.placement.compile_choice import is_compiled
 from embedder.placement.device_settings import (
     CPU_SETTINGS,
+    GPU_SETTINGS,
     DeviceSettings,
     batch_sizes,
     fit_to_store,
@@ -226,6 +227,7 @@ def stage_specs(
             node_threads=resources.node_threads,
             group_costs=costs,
             compile=is_compiled(compute, stage, resources, num_items, gpus),
+            calls_at_once=(GPU_SETTINGS if resources.device == "cuda" else CPU_SETTINGS).calls_at_once,
         )
         for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
     )

@@ -4,6 +4,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from embedder.compat.malloc import keep_freed_memory
 from embedder.compat.operator_stats import sent_s
 from embedder.errors import ConfigError
 from embedder.steps.batch_size_tuner import BatchSize
+from embedder.steps.calls_at_once import CallsAtOnce
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.device_speed import kept_speed
 from embedder.steps.host_copies import DeviceTimes, OverlappedCopies
@@ -55,6 +57,7 @@ class TowerStage(Stage):
         spec = self.spec
         check_device(spec)
         self._copies = OverlappedCopies(spec.device) if _is_cuda(spec) else None
+        self._calls = CallsAtOnce(spec.calls_at_once) if spec.calls_at_once else None
         limit_gpu_memory(spec)
         torch.set_num_threads(spec.num_threads)
         folder = resolve_model(spec.model, spec.shard)
@@ -116,7 +119,8 @@ class TowerStage(Stage):
 
     def encode(self, batch: pa.RecordBatch, arrival: Arrival | None = None) -> pa.Table:
         """Replace the columns of this shard's towers; the others pass through unchanged."""
-        with measure(f"stage {self.spec.index}", self._cpu_clock()) as measurement:
+        turn = self._calls.call() if self._calls is not None else nullcontext()
+        with turn, measure(f"stage {self.spec.index}", self._cpu_clock()) as measurement:
             columns = {tower: self._input_column(batch, tower) for tower in INPUTS}
             states = {tower: self._state(batch, tower, name) for tower, name in columns.items()}
             with torch.inference_mode():
@@ -145,6 +149,9 @@ class TowerStage(Stage):
             measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
         if num_graphs() == graphs_before:  # compiling isn't part of a batch's cost
             self._note_cost(measurement)
+            if self._calls is not None and self._batch_size.chosen is not None:
+                brought_s = measurement.waited_unpack_s + measurement.waited_copy_s + measurement.waited_launch_s
+                self._calls.note(measurement.num_rows, measurement.wall_s + brought_s)
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
 

@@ -13,8 +13,9 @@ class StageSpec:
     `model` is a folder or URI. Among several `batch_sizes`, in rows, the stage finds the best one by trial. `niceness`
     is added to that of the process, to lower its priority on shared cores. `gpu_share` is the part of a GPU's memory
     that it may take. `group_costs` decide, by side, on groups of rows of similar length; a CPU's apply if a side is
-    missing. `compile` compiles the layers with the first batch. On a cluster, `node_threads` has torch threads by Ray's
-    node id; other nodes use `num_threads`.
+    missing. `compile` compiles the layers with the first batch. Of `calls_at_once` calls, as many run together as a
+    trial finds best; None sets no limit. On a cluster, `node_threads` has torch threads by Ray's node id; other nodes
+    use `num_threads`.
     """
 
     index: int
@@ -28,6 +29,7 @@ class StageSpec:
     gpu_share: float = 1.0
     group_costs: tuple[tuple[str, GroupCosts], ...] = ()
     compile: bool = False
+    calls_at_once: int | None = None
     node_threads: tuple[tuple[str, int], ...] = ()
 
     def on_this_node(self) -> "StageSpec":

@@ -1,0 +1,58 @@
+"""Number of a stage's calls that run at once on a GPU, chosen by a trial on its first batches, which are real work.
+
+While one call computes, the inputs and outputs of others are copied. Each holds a batch in memory, so of numbers that
+are equally fast the smallest is taken.
+"""
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition
+
+NUM_TRIALS = 3  # of each number, besides as many as are still in flight with the number before
+MIN_GAIN = 0.03  # less is noise
+
+
+class CallsAtOnce:
+    """Lets a number of calls run at once; thread-safe. `chosen` is None during the trial, from the most downwards."""
+
+    def __init__(self, most: int) -> None:
+        """Start the trial with the most calls that are made at once; one needs no trial."""
+        self._limit, self._most, self._running = most, most, 0
+        self._costs: dict[int, list[float]] = {most: []}
+        self._changed = Condition()
+        self.chosen = most if most == 1 else None
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Block that runs as one of the calls; others wait before it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._running < self._limit)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def note(self, num_rows: int, seconds: float) -> None:
+        """Record a batch: the device's seconds, and those that it waited for this process to bring the batch."""
+        with self._changed:
+            if self.chosen is not None:
+                return
+            costs = self._costs[self._limit]
+            costs.append(seconds / num_rows)
+            if len(costs) == self._most + NUM_TRIALS:
+                self._go_on()
+                self._changed.notify_all()
+
+    def _go_on(self) -> None:
+        """Try one call fewer, unless that was slower, or end the trial."""
+        medians = {number: statistics.median(costs[self._most :]) for number, costs in self._costs.items()}
+        fast = [number for number, cost in medians.items() if cost <= (1 + MIN_GAIN) * min(medians.values())]
+        if self._limit == 1 or self._limit not in fast:
+            self._limit = self.chosen = min(fast)
+        else:
+            self._limit -= 1
+            self._costs[self._limit] = []
