@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from index_stores import indexed_store, vector_of
+from packaging.version import Version
 
 import embedder
 from embedder.compat import FAST_START_VARIABLE, light_transformers
@@ -170,7 +171,7 @@ def test_a_process_of_a_stage_leaves_out_what_no_shard_uses(kind: str, tmp_path:
     imported = modules_after(STAGE_PROCESS, DEMO_MODEL, spec, folder=tmp_path)
     assert {"torch", "embedder.steps.stage"} <= imported
     unused = {"sympy", "torch.distributed.tensor", "torch.nn.attention.flex_attention"}
-    if version("torch").startswith("2.8."):  # its random numbers on the meta device ask sympy about sizes
+    if Version(version("torch")) < Version("2.15"):  # on the meta device, older ones ask sympy about sizes
         unneeded, unused = unneeded - {"sympy"}, unused - {"sympy"}
     assert (COMPILER | unneeded | unused) & imported == set()
 

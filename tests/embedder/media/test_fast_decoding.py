@@ -115,6 +115,7 @@ def test_the_kernel_gives_numpys_values():
 
 def test_the_kernel_is_loaded_once_numpy_has_taken_as_long(monkeypatch):
     kernels()
+    monkeypatch.setattr(resample, "LOAD_S", 3600.0)
     monkeypatch.setattr(resample, "_faster", faster := resample._FasterKernel())
     image = np.random.default_rng(0).integers(0, 256, (375, 500, 3), np.uint8)
     first = resample.resample(image, (298, 224), (37, 0, 261, 224), "bicubic")
