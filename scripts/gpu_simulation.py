@@ -395,11 +395,6 @@ class SimulatedStage(TowerStage):
     def _load(self, folder: Path) -> Any:
         return shard_of_shapes(self.config, self.spec.shard, self.spec.dtype)
 
-    @property
-    def num_calls(self) -> int | None:
-        """Calls at once that its trial has chosen."""
-        return self._calls.chosen if self._calls is not None else None
-
     def encode(self, batch: pa.RecordBatch, arrival: Any = None) -> pa.Table:
         self._gpu.spend(self._gpu.figures.call_s)
         return super().encode(batch, arrival)
@@ -489,7 +484,7 @@ def simulate_stages(
             thread.start()
         for _ in range(calls_at_once * num_stages):
             done.get()
-        while any(stage.num_calls is None for stage in stages):
+        while any(stage._calls.chosen is None for stage in stages):
             done.get()
         started_s, computed_s, waited_s = time.perf_counter(), gpu.computed_s, dict(gpu.waited_s)
         for _ in range(num_blocks):
@@ -499,10 +494,8 @@ def simulate_stages(
         is_over.set()
         feeder.join()
         for own, threads in zip(queues, workers, strict=True):
-            for _ in threads:
-                own.put(None)
-            for thread in threads:
-                thread.join()
+            list(map(own.put, [None] * len(threads)))
+            list(map(threading.Thread.join, threads))
     return num_blocks * num_rows / window_s, idle
 
 
