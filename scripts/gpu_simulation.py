@@ -482,9 +482,9 @@ def simulate_stages(
     with fused_attention(gpu):
         for thread in [*chain.from_iterable(workers), feeder]:
             thread.start()
-        for _ in range(calls_at_once * num_stages):
-            done.get()
         while any(stage._calls.chosen is None for stage in stages):
+            done.get()
+        for _ in range(calls_at_once * num_stages):
             done.get()
         started_s, computed_s, waited_s = time.perf_counter(), gpu.computed_s, dict(gpu.waited_s)
         for _ in range(num_blocks):
