@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,7 @@ class NodeCluster:
         self, num_nodes: int, cpus: float, *, head_cpus: float | None = None, ray: Sequence[str] = (),
         private: Sequence[str] = (), grow: int = 0,
     ) -> str:  # fmt: skip
-        """Start a head, then the nodes beside it, all at once; gives the address."""
+        """Start a head and the nodes beside it, one after the other; gives the address."""
         self.stop()
         (self.place / "ray").mkdir(parents=True)
         self._token.touch(mode=0o600)
@@ -83,18 +83,13 @@ class NodeCluster:
         head = ["--head", f"--port={PORT}", f"--temp-dir={self.place / 'ray'}", "--include-dashboard=false"]
         if grow:
             head.append(f"--autoscaling-config={self._growth(grow)}")
-        self._start_node(0, cpus if head_cpus is None else head_cpus, [*head, *ray])()
-        started = [self._start_node(number, cpus, [*self._joining, *ray]) for number in range(1, num_nodes)]
-        for wait in started:
-            wait()
+        self._start_node(0, cpus if head_cpus is None else head_cpus, [*head, *ray])
+        for number in range(1, num_nodes):
+            self.add(number, cpus, ray)
         return self.address
 
     def add(self, number: int, cpus: float, ray: Sequence[str] = (), cores: float | None = None) -> None:
-        self._start_node(number, cpus, [*self._joining, *ray], cores)()
-
-    @property
-    def _joining(self) -> list[str]:
-        return [f"--address={self.address}"]
+        self._start_node(number, cpus, [f"--address={self.address}", *ray], cores)
 
     def command(self, number: int, words: Sequence[str]) -> list[str]:
         """Command line that runs another one on a node, in this folder, with the cluster's token."""
@@ -188,10 +183,7 @@ class NodeCluster:
         busy["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # a run in this process may have set 0, for a Ray of its own
         return token | busy | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": f"{BIN}:{os.environ['PATH']}"}
 
-    def _start_node(
-        self, number: int, cpus: float, options: Sequence[str], cores: float | None = None
-    ) -> Callable[[], None]:
-        """Begin to start a node; gives what waits until it is up."""
+    def _start_node(self, number: int, cpus: float, options: Sequence[str], cores: float | None = None) -> None:
         self._link(number)
         if cores is not None:
             self.hold(number, cores)
@@ -221,7 +213,7 @@ class NodeCluster:
                 raise NodeError(f"node {number} ended at once: {log.read_text()[-2000:]}")
             return "runtime started" in log.read_text()
 
-        return lambda: _wait_for(is_up, f"node {number} did not start; see {log}")
+        _wait_for(is_up, f"node {number} did not start; see {log}")
 
     def hold(self, number: int, cores: float) -> None:
         """Hold the processes of a node to so many cores together; one started without `cores` can't be held."""

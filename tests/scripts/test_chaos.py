@@ -25,7 +25,7 @@ def test_kills_at_several_steps_end_in_the_same_store_and_beside_a_paused_driver
     quarter of an hour.
     """
     tally = tally_of(3, 0, "--models", 2, "--step", "--pauses", 2, timeout_s=1700)
-    assert tally["kills"] >= 2 and tally["comparisons"] >= 3
+    assert tally["kills"] >= 2 and tally["comparisons"] >= 2
     assert len([kill for kill in tally["kills_by"] if " paused" not in kill]) >= 2
     assert tally["states_seen"] >= 2, "the reader saw the state before and the one after"
     assert tally["pauses"] == tally["refused_meanwhile"] == tally["ended_well"] == 2, "the paused run goes on"
