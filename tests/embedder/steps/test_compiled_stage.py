@@ -36,16 +36,10 @@ MOST_GRAPHS |= {"metaclip_2_text": 1, "modernbert": 6, "embedding_gemma2_text": 
 SIZES = (5, 3, 8, 1, 2, 16, 7)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """Folder for what these tests compile; kernels that several families have are compiled once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture(autouse=True)
-def _empty_cache(cache, monkeypatch):
-    """A cache of these tests' own, and no graph of another test's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+def _empty_cache(tmp_path, monkeypatch):
+    """A cache of the test's own, and no graph of another test's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in (CACHE_VARIABLE, THREADS_VARIABLE):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
@@ -126,7 +120,7 @@ def test_decoders_with_eyes_are_not_compiled(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BY_NAME.keys() - ONE_TOWERS))
-def test_compiled_towers_of_each_family_equal_eager_ones_and_few_graphs_serve_all_sizes(name, tmp_path, cache):
+def test_compiled_towers_of_each_family_equal_eager_ones_and_few_graphs_serve_all_sizes(name, tmp_path):
     CppCodeCache.cache_clear()  # of kernels that another family has made in this process
     CppPythonBindingsCodeCache.cache_clear()
     worst, graphs, is_compiled = compared(BY_NAME[name], tmp_path / "model")
@@ -134,7 +128,7 @@ def test_compiled_towers_of_each_family_equal_eager_ones_and_few_graphs_serve_al
     assert is_compiled
     assert worst <= LARGER_TOLERANCES.get(name, TOLERANCE)
     assert 1 <= graphs <= MOST_GRAPHS[name]
-    folders = list((cache / "embedder/compiled").iterdir())
+    folders = list((tmp_path / "cache/embedder/compiled").iterdir())
     assert [folder.name.startswith(f"torch-{torch.__version__}-cpu-") for folder in folders] == [True]
     assert any(folders[0].rglob("*.so"))
 
@@ -227,12 +221,9 @@ def test_the_batch_that_compiles_counts_for_no_batch_size(vit, monkeypatch):
 
 
 @pytest.mark.slow
-def test_without_a_cpp_compiler_a_stage_goes_on_eagerly_and_says_so(vit, tmp_path, monkeypatch, caplog):
+def test_without_a_cpp_compiler_a_stage_goes_on_eagerly_and_says_so(vit, monkeypatch, caplog):
     import torch._inductor.config as inductor
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # a cache without kernels
-    CppCodeCache.cache_clear()
-    CppPythonBindingsCodeCache.cache_clear()
     spec, table = vit
     expected = TowerStage(replace(spec, compile=False)).load()(table)
     with inductor.patch({"cpp.cxx": ("/nonexistent/g++",)}), caplog.at_level(logging.WARNING, "embedder"):
