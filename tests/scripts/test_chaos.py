@@ -20,15 +20,19 @@ def tally_of(*arguments, timeout_s):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_kills_at_several_steps_end_in_the_same_store_and_beside_a_paused_driver_the_same_command_is_refused():
-    """Three kills and two pauses; the thirty kills of the script, at every step and in every kind of process, take a
-    quarter of an hour.
-    """
-    tally = tally_of(3, 0, "--models", 2, "--step", "--pauses", 2, timeout_s=1700)
-    assert tally["kills"] >= 2 and tally["comparisons"] >= 2
-    assert len([kill for kill in tally["kills_by"] if " paused" not in kill]) >= 2
+def test_kills_at_several_steps_end_in_the_same_store():
+    """Three kills; the thirty of the script, at every step and in every kind of process, take a quarter of an hour."""
+    tally = tally_of(3, 0, "--models", 2, "--step", timeout_s=1700)
+    assert tally["kills"] >= 2 and tally["comparisons"] >= 1
+    assert len(tally["kills_by"]) >= 2
     assert tally["states_seen"] >= 2, "the reader saw the state before and the one after"
-    assert tally["pauses"] == tally["refused_meanwhile"] == tally["ended_well"] == 2, "the paused run goes on"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_beside_a_paused_driver_the_same_command_is_refused_and_the_paused_run_goes_on():
+    tally = tally_of(0, 0, "--pauses", 2, timeout_s=800)
+    assert tally["pauses"] == tally["refused_meanwhile"] == tally["ended_well"] == 2
 
 
 @pytest.mark.slow
