@@ -1,7 +1,7 @@
 """Runs of CI that follow each other run every slow test."""
 
 import pytest
-from rotation import ROTATIONS, left_out, left_to_leg
+from rotation import ROTATIONS, SECONDS, left_out, left_to_leg
 
 
 class Marked:
@@ -39,6 +39,14 @@ def test_slow_tests_of_a_file_with_ray_run_together():
     items = [Marked(pytest.mark.slow, nodeid=f"tests/test_{name}[one_ray]") for name in names]
     runs = [[item for item in items if item not in left_out(items, number)] for number in range(ROTATIONS)]
     assert sorted("".join(item.nodeid[11] for item in run) for run in runs if run) == ["aaa", "bb"]
+
+
+def test_turns_take_about_as_long():
+    paths = [*(f"tests/{name}" for name in SECONDS), *(f"tests/test_{number}.py" for number in range(20))]
+    items = [Marked(pytest.mark.slow, nodeid=f"{path}::test_a[one_ray]") for path in paths]
+    left = [left_out(items, number) for number in range(ROTATIONS)]
+    taken = [sum(SECONDS.get(item.nodeid[6:].partition("::")[0], 30) for item in each) for each in left]
+    assert max(taken) - min(taken) <= 30
 
 
 def test_the_quick_tests_of_a_leg_are_left_to_it():

@@ -211,6 +211,7 @@ def test_decode_tasks_of_ray_download_within_the_same_limits(folder, server, ray
             "store": "runs/web",
             "source": [{"path": "catalogue.csv", "columns": {"id": "sku", "image": "photo", "caption": "title"}}],
             "engine": "ray",
+            "num_stages": 1,
             "decode": {"max_file_bytes": 50_000},
             "max_reject_fraction": 1.0,
             "web": {"allow_private": True, "parallel_per_host": 2},

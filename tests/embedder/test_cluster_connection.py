@@ -18,6 +18,14 @@ ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "embedder" / "demo_model"
 COMMAND = (sys.executable, "-m", "embedder", "embed")
 OPTIONS = ("--model", str(MODEL), "--set", "num_stages=1", "--set", "decode.num_cpus=0.3")
+GIVES_UP_SOON = """
+import sys
+from embedder import cli
+from embedder.executors import head_watch
+head_watch.LOST_AFTER_S = 15
+sys.argv[0] = "embedder"
+cli.main()
+"""
 LEAVES_A_MARK = "\nimport pathlib, socket\npathlib.Path({folder!r}, socket.gethostname()).touch()\n"
 
 pytestmark = [
@@ -106,8 +114,10 @@ def test_a_node_with_other_code_is_sent_the_drivers(cluster, private, source, tm
 
 def test_the_loss_of_the_head_is_told_recorded_and_ends_the_command(cluster, tmp_path):
     """Comes last: the cluster is gone then."""
-    source, store = samples.folder(tmp_path / "source", num_images=2000, captions=False), tmp_path / "store"
+    source, store = samples.folder(tmp_path / "source", num_images=1000, captions=False), tmp_path / "store"
     command = embed(cluster, 1, source, store)
+    at = command.index("embed")
+    command[at - 2 : at] = ["-c", GIVES_UP_SOON]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         while not any(store.rglob("*.parquet")):
             assert process.poll() is None, process.stderr.read()
@@ -115,7 +125,8 @@ def test_the_loss_of_the_head_is_told_recorded_and_ends_the_command(cluster, tmp
         cluster.cut(0)
         _, told = process.communicate(timeout=150)
     assert process.returncode == 1
-    assert told.splitlines()[-1].startswith(f"embedder: the head of the cluster, {cluster.address}, has not answered")
+    line = f"embedder: the head of the cluster, {cluster.address}, has not answered for 15 s, and a cluster can't work"
+    assert told.splitlines()[-1].startswith(line)
     record = json.loads((store / "runs.jsonl").read_text().splitlines()[-1])
     assert record["exit_code"] == 1 and "the same command goes on" in record["message"]
 

@@ -56,12 +56,14 @@ class NotedStage(StageActor):
     """
 
     num_replicas = 0  # of each stage, in this run and those before it
+    run = 0  # its number
 
     def __init__(self, spec, run=None):
         super().__init__(spec, run)
         self._index = spec.index
         node = ray.get_runtime_context().get_node_id()
-        note(step=spec.index, gpus=ray.get_gpu_ids(), pid=os.getpid(), node=node, threads=self._spec.num_threads)
+        place = {"gpus": ray.get_gpu_ids(), "pid": os.getpid(), "node": node, "threads": self._spec.num_threads}
+        note(run=self.run, step=spec.index, **place)
 
     def __call__(self, table):
         stop_s = time.monotonic() + 120
@@ -115,7 +117,7 @@ def main():
         note(node=node["NodeID"], type=node["Labels"].get("type"))
     does = {"command": ended, "predict": predicted}
     results = []
-    for kind, options, num_replicas in request["runs"]:
+    for NotedStage.run, (kind, options, num_replicas) in enumerate(request["runs"]):
         NotedStage.num_replicas += num_replicas
         results.append(does[kind](options))
     ray.shutdown()

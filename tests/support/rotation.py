@@ -7,26 +7,46 @@ import pytest
 ROTATIONS = 3
 ONE_RAY = "one_ray"
 """In the name of every test with Ray; all of them run in one process, beside the others."""
+SECONDS = {
+    "test_backpressure.py": 190,
+    "test_logical_gpus.py": 165,
+    "test_chaos_nodes.py": 130,
+    "test_cluster_submission.py": 120,
+    "test_cluster_growth.py": 100,
+    "test_throttled_operators.py": 100,
+    "test_cluster_connection.py": 90,
+    "test_slurm.py": 90,
+}
+"""Of the files with Ray that take longest, measured or reckoned; what is wrong here makes one turn longer."""
+OTHER_SECONDS = 30
 
 
 def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
     """Slow tests that this rotation leaves to the others; `ROTATIONS` that follow each other leave out none.
 
     Those with Ray, which all run in one process, and the others are counted apart: each rotation has its share of both.
-    With Ray, the tests of a file have one cluster, which a rotation starts for all of them or not at all.
+    With Ray, the tests of a file have one cluster, which a rotation starts for all of them or not at all; a file goes
+    to the rotation that has least to do, the longest first.
 
     Args:
         items: all tests, in the order in which they were collected.
         rotation: any number, as that of a commit.
     """
     slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    turns: list[list[pytest.Item]] = [[] for _ in range(ROTATIONS)]
     files: dict[str, list[pytest.Item]] = {}
     for item in slow:
         if ONE_RAY in item.nodeid:
             files.setdefault(item.nodeid.partition("::")[0], []).append(item)
-    groups = [[*files.values()], [[item] for item in slow if ONE_RAY not in item.nodeid]]
-    shares = [share for group in groups for number, share in enumerate(group) if (number - rotation) % ROTATIONS]
-    return [item for share in shares for item in share]
+    seconds = {path: SECONDS.get(path.rpartition("/")[2], OTHER_SECONDS) for path in files}
+    taken = [0] * ROTATIONS
+    for path in sorted(files, key=lambda path: -seconds[path]):
+        turn = taken.index(min(taken))
+        turns[turn] += files[path]
+        taken[turn] += seconds[path]
+    for number, item in enumerate(item for item in slow if ONE_RAY not in item.nodeid):
+        turns[number % ROTATIONS].append(item)
+    return [item for number, turn in enumerate(turns) if (number - rotation) % ROTATIONS for item in turn]
 
 
 def left_to_leg(items: Sequence[pytest.Item], paths: Sequence[str]) -> list[pytest.Item]:

@@ -75,7 +75,13 @@ def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, t
 
     source = samples.folder(tmp_path / "in", num_images=120, captions=False)
     config = make_run(
-        source, engine="ray", stop_timeout_s=1, batch_size=4, rows_per_part=10_000, decode={"items_per_task": 8}
+        source,
+        engine="ray",
+        num_stages=2,
+        stop_timeout_s=1,
+        batch_size=4,
+        rows_per_part=10_000,
+        decode={"items_per_task": 8},
     )
 
     def hangs(self, executor):

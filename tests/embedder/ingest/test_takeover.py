@@ -112,7 +112,7 @@ def test_files_that_were_touched_are_read_and_taken_over_where_their_content_is_
 
 
 @pytest.mark.slow
-def test_on_ray_too_what_is_held_is_not_computed_again(make_run, source):
+def test_on_ray_too_what_is_held_is_not_computed_again(make_run, source, ray_cluster):
     local = make_run(source)
     _, second = nights(local, source, 1)
     back(local)

@@ -85,18 +85,24 @@ def assert_blocks_stayed_whole(notes, num_stages):
         assert handed[index] == handed["decode"]
 
 
-def gpus_of(notes):
-    """The GPUs of each process of a stage."""
-    return sorted((note["step"], note["gpus"]) for note in notes if "gpus" in note)
+def gpus_of(notes, run=0):
+    """The GPUs of each process of a stage in one of the runs."""
+    return sorted((note["step"], note["gpus"]) for note in notes if note.get("run") == run)
 
 
 @pytest.mark.slow
-def test_three_stages_on_two_gpus_embed_as_one_process_does(make_run, tiny_model, tmp_path, on_logical_gpus):
+def test_on_two_gpus_three_stages_embed_as_one_process_does_and_a_predictor_of_one_stage_uses_both(
+    make_run, tiny_model, tmp_path, on_logical_gpus
+):
     source = samples.folder(tmp_path / "in", num_images=16, num_clips=2)
     _, local = embedded(make_run(source, store=str(tmp_path / "local")))
     shares = shared_out(2, 3)
     run = command(source, tiny_model, tmp_path / "store", *on_cpus(shares))
-    (ended,), notes = on_logical_gpus(2, run)
+    pictures = [(path, caption_of(number)) for number, path in enumerate(picture_files(tmp_path))]
+    assert shared_out(2, 1) == [1]
+    options = {"num_stages": 1, "stage": [{"num_gpus": 1, "device": "cpu", "num_threads": 1}]}
+    prediction = ["predict", {"rows": pictures, "model": str(tiny_model), "options": options}, 2]
+    (ended, found), notes = on_logical_gpus(2, run, prediction)
     assert ended["code"] == 0, ended["stderr"]
     assert_same_vectors(tmp_path / "store", local)
     assert_blocks_stayed_whole(notes, 3)
@@ -105,6 +111,24 @@ def test_three_stages_on_two_gpus_embed_as_one_process_does(make_run, tiny_model
     report = json.loads(ended["stdout"].splitlines()[-1])
     assert [(place["device"], place["num_gpus"]) for place in report["places"]] == [("cpu", each) for each in shares]
     assert "2 GPUs: stage 0 on cpu (1 GPU), stage 1 on cpu (0.5 GPU)" in ended["stderr"]
+
+    assert gpus_of(notes, run=1) == [(0, [0]), (0, [1])], "on all GPUs, a GPU each"
+    encoder = QueryEncoder(open_model(str(tiny_model)))
+    images = encoder.encode_image([Path(path).read_bytes() for path, _ in pictures])
+    texts = encoder.encode_text([caption for _, caption in pictures])
+    assert np.allclose(found["image_embedding"], images, atol=1e-6)
+    assert np.allclose(found["text_embedding"], texts, atol=1e-6)
+
+
+def caption_of(number):
+    return samples.SENTENCES[number % len(samples.SENTENCES)]
+
+
+def picture_files(folder):
+    paths = [folder / f"{seed}.png" for seed in range(10)]
+    for seed, path in enumerate(paths):
+        path.write_bytes(samples.image_bytes(seed))
+    return list(map(str, paths))
 
 
 @pytest.mark.slow
@@ -129,27 +153,6 @@ def test_three_stages_share_one_gpu_and_one_without_a_driver_is_told_in_a_line(
     assert line.endswith('write device = "cpu"')
     assert "Traceback" not in without_driver["stderr"] and len(without_driver["stderr"].splitlines()) < 10
     assert not (tmp_path / "other" / "CURRENT.json").exists()
-
-
-@pytest.mark.slow
-def test_a_predictor_with_more_gpus_than_stages_embeds_as_the_encoder_does(tiny_model, tmp_path, on_logical_gpus):
-    pictures = []
-    for seed in range(10):
-        (tmp_path / f"{seed}.png").write_bytes(samples.image_bytes(seed))
-        pictures.append((str(tmp_path / f"{seed}.png"), samples.SENTENCES[seed % len(samples.SENTENCES)]))
-    shares = shared_out(4, 2)
-    assert shares == [1, 1]
-    stages = [{"num_gpus": share, "device": "cpu", "num_threads": 1} for share in shares]
-    options = {"rows": pictures, "model": str(tiny_model), "options": {"num_stages": 2, "stage": stages}}
-    (found,), notes = on_logical_gpus(4, ["predict", options, 2])
-    replicas = gpus_of(notes)
-    assert [step for step, _ in replicas] == [0, 0, 1, 1], "on all GPUs"
-    assert len({tuple(gpus) for _, gpus in replicas}) == 4, "a GPU each"
-    encoder = QueryEncoder(open_model(str(tiny_model)))
-    images = encoder.encode_image([samples.image_bytes(seed) for seed in range(10)])
-    texts = encoder.encode_text([caption for _, caption in pictures])
-    assert np.allclose(found["image_embedding"], images, atol=1e-6)
-    assert np.allclose(found["text_embedding"], texts, atol=1e-6)
 
 
 @pytest.mark.slow
