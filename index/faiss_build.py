@@ -65,18 +65,18 @@ def train(design: Design, table: VectorTable, projection: Projection | None = No
         with failures_named(design, f"train it on {vectors_text(table.num_vectors)}"), by_distance(index):
             sample = table.take(table.sample(design.num_training, TRAINING_SEED))
             index.train(sample)
-            _set_levels(innermost(index), sample, projection)
+            _set_levels(innermost(index), sample, projection, is_transformed=_find_inside(index) is not None)
     return index
 
 
-def _set_levels(lists: faiss.Index, sample: Floats, projection: Projection | None) -> None:
+def _set_levels(lists: faiss.Index, sample: Floats, projection: Projection | None, *, is_transformed: bool) -> None:
     """Space the 16 levels of a number's code evenly over what its distances from the centroids span.
 
     FAISS puts levels where most vectors are. Those that answer a query are at the ends, and beyond the last levels all
-    look alike. Constant numbers get how far each list reaches. Does nothing to codes of several numbers, or of whole
-    vectors; `sample` is (n, E).
+    look alike. Constant numbers get how far each list reaches. Does nothing to codes of several numbers, of whole
+    vectors, or behind a transform that FAISS trains (OPQ, PCA); `sample` is (n, E).
     """
-    if not _has_code_a_number(lists):
+    if not _has_code_a_number(lists) or (projection is None and is_transformed):
         return
     vectors = np.ascontiguousarray(sample) if projection is None else projection.apply(sample)
     width = vectors.shape[1]
@@ -168,7 +168,7 @@ def _nearest(centroids: Floats, dim: int, num_constant: int) -> faiss.Index:
 
 
 def _count_constant(index: faiss.Index) -> int:
-    """Count the numbers that a projection appends to every vector; 0 in indexes of earlier releases."""
+    """Count the ones that a projection appends to every vector; 0 in older indexes. The bias of PCA has none."""
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexRefine):
         return _count_constant(index.base_index)
@@ -177,7 +177,7 @@ def _count_constant(index: faiss.Index) -> int:
     transform = faiss.downcast_VectorTransform(index.chain.at(0))
     if not isinstance(transform, faiss.LinearTransform):
         return 0
-    return int(np.count_nonzero(faiss.vector_to_array(transform.b))) if transform.have_bias else 0
+    return int(np.count_nonzero(faiss.vector_to_array(transform.b) == 1)) if transform.have_bias else 0
 
 
 def _find_inside(index: faiss.Index) -> faiss.Index | None:

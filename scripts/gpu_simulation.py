@@ -433,7 +433,7 @@ def rows_of(states: dict[str, TowerState], num_rows: int) -> pa.Table:
     return pa.table(columns | {"trace": pa.nulls(num_rows, TRACE)})
 
 
-DTYPE = "bfloat16"
+DTYPE, TRIAL_BLOCKS = "bfloat16", 20
 
 
 def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slowness: float, num_calls: int) -> float:
@@ -458,12 +458,12 @@ def simulate_stages(
 ) -> tuple[float, dict[str, float]]:  # fmt: skip
     """Rows a second that leave the last of a run's stages on one device, and its idle shares by cause.
 
-    Counted is from when each stage has chosen the number of its calls at once.
+    Counted is from when stages may have chosen the number of their calls at once.
     """
     gpu, calls_at_once = SimulatedGpu(figures, slowness), calls_at_once or GPU_SETTINGS.calls_at_once or 1
-    costs = group_costs(config, [figures.name])
     specs = [stage.spec for stage in plan_shards(config, num_stages, dtype=DTYPE).stages]
-    settings = {"batch_sizes": (num_rows,), "group_costs": tuple(costs), "calls_at_once": calls_at_once}
+    settings = {"batch_sizes": (num_rows,), "group_costs": group_costs(config, [figures.name])}
+    settings |= {"calls_at_once": calls_at_once, "gpu_share": 1 / num_stages}
     specs = [StageSpec(index, str(folder), each, DTYPE, "meta", 1, **settings) for index, each in enumerate(specs)]
     stages = [SimulatedStage(each, gpu).load() for each in specs]
     queues = [Queue[pa.Table | None](calls_at_once) for _ in range(num_stages)]
@@ -482,9 +482,7 @@ def simulate_stages(
     with fused_attention(gpu):
         for thread in [*chain.from_iterable(workers), feeder]:
             thread.start()
-        while any(stage._calls.chosen is None for stage in stages):
-            done.get()
-        for _ in range(calls_at_once * num_stages):
+        for _ in range(TRIAL_BLOCKS + calls_at_once * num_stages if calls_at_once > 1 else 1):
             done.get()
         started_s, computed_s, waited_s = time.perf_counter(), gpu.computed_s, dict(gpu.waited_s)
         for _ in range(num_blocks):

@@ -216,7 +216,8 @@ def _gpu_lines(report: Report) -> list[RenderableType]:
     if not any(place.num_gpus for place in report.places):
         return []
     places = [f"stage {place.stage} on {place.device} ({place.num_gpus:g} GPU)" for place in report.places]
-    idle = [line for step in report.steps for line in (idle_line(step), product_line(step)) if line]
+    lines = ((idle_line(step, has_models=bool(report.models)), product_line(step)) for step in report.steps)
+    idle = [line for pair in lines for line in pair if line]
     num_items = report.num_items - report.num_rejected - report.num_taken_over
     return [", ".join(places), *gpu_time_lines(report.steps, report.places, num_items), *idle]
 
@@ -234,14 +235,15 @@ def gpu_time_lines(steps: Iterable[StepReport], places: Iterable[PlaceReport], n
     return [f"GPU time of a million items: {held_s * million:,.0f} s, {computed_s * million:,.0f} of it computing"]
 
 
-def idle_line(step: StepReport) -> str | None:
+def idle_line(step: StepReport, *, has_models: bool = False) -> str | None:
     """Describe what the GPUs of a stage waited for between its batches; None for a stage without a GPU.
 
     The step's seconds are those in which the device computed; its waits are between batches. With the time before its
-    first batch and after its last, they add up to the whole run.
+    first batch and after its last, they add up to the whole run. `has_models`: further models are before stage 0.
     """
     number = int(step.step.removeprefix("stage ")) if step.step.startswith("stage ") else 0
-    causes = {f"stage {number - 1}" if number else "decode": step.waited_input_s, "the driver": step.waited_driver_s}
+    before = f"stage {number - 1}" if number else "decode and models" if has_models else "decode"
+    causes = {before: step.waited_input_s, "the driver": step.waited_driver_s}
     causes |= {"the object store": step.waited_store_s, "unpacking": step.waited_unpack_s}
     causes |= {"copies": step.waited_copy_s, "launches": step.waited_launch_s}
     if not any(causes.values()) or not step.wall_share:

@@ -61,7 +61,7 @@ SENDING = Private(
         "ray.data._internal.execution.interfaces.task_context:TaskContext.get_current",
     ),
     "ray 2.52.1 to 2.60.0",
-    "what a GPU waited for by Ray's driver counts as a wait for the object store",
+    "what a GPU waited for the object store counts as a wait for Ray's driver",
 )
 
 

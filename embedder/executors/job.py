@@ -162,12 +162,14 @@ def _fit_settings(
 def describe_store_limit(job: Job, available: Available) -> str | None:
     """Say in a line how far Ray's object store has made batches or blocks smaller; None if by less than half."""
     usual = settings_of((stage.device for stage in job.stages), job.model.config)
-    if 2 * job.settings.max_block_bytes > usual.max_block_bytes:
-        return None
-    room, needed = job.settings.max_block_bytes, usual.max_block_bytes
     num_rows, usual_rows = (rows_per_batch(job.compute.batch_size, each) for each in (job.settings, usual))
+    row_bytes = max(handed_on_bytes(job.model, job.plan, job.decode))
+    batch_bytes, room, needed = num_rows * row_bytes, job.settings.max_block_bytes, usual.max_block_bytes
+    if job.compute.batch_size == "auto":  # a block holds whole batches
+        room, needed = max(room, batch_bytes), max(needed, usual_rows * row_bytes)
+    if 2 * room > needed:
+        return None
     batches = f" and batches of {num_rows:,} rows instead of {usual_rows:,}" if num_rows < usual_rows else ""
-    batch_bytes = num_rows * max(handed_on_bytes(job.model, job.plan, job.decode))
     if batch_bytes > room and job.compute.batch_size != "auto":
         batches = f", and batch_size = {num_rows} makes them {size_text(batch_bytes)}: steps will wait for each other"
     store_bytes = available.object_store_bytes

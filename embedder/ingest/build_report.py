@@ -26,7 +26,7 @@ from embedder.planning.sample import observed_mix
 from embedder.quantities import plural
 from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports, this_machine
 from embedder.report.plan_review import review_run
-from embedder.report.product_share import slowest_speed, with_product_shares
+from embedder.report.product_share import product_shares, slowest_speed
 from embedder.report.report_schema import (
     EventReport,
     LoadReport,
@@ -167,14 +167,16 @@ def _measure_steps(outcome: EngineOutcome, result: RunResult) -> _MeasuredSteps:
     loads, trace = split_loads(measurements)
     replicas = {f"stage {index}": stage.min_replicas for index, stage in enumerate(job.allocation.stages)}
     steps, window = step_reports(trace, replicas)
-    mix = observed_mix([call for call in trace if call.step == "decode"], result.num_here)
-    shards = [stage.shard for stage in job.stages]
-    steps = with_product_shares(steps, loads, shards, job.model.config, mix, result.num_here)
     is_here = outcome.choice.engine == "ray" and job.compute.ray_address is None
     engine_cores = cores_beside_steps(outcome.monitor.cpu_use, trace, loads, window[1]) if is_here else None
     uses, bottleneck = outcome.operators.uses()
     observed = "write" if bottleneck == "write" else f"stage {len(job.stages) - 1}"
     steady = steady_part(trace, loads, steps, observed)
+    mix = observed_mix([call for call in trace if call.step == "decode"], result.num_here)
+    counted = steps if steady.too_short else steady.steps  # without what compiling took
+    shards = [stage.shard for stage in job.stages]
+    shares = product_shares(counted, loads, shards, job.model.config, mix, result.num_here)
+    steps = [step.model_copy(update={"product_share": shares.get(step.step)}) for step in steps]
     num_rows = sum(call.num_rows for call in trace if call.step == observed)
     rate = steady.rows_per_s * result.num_here / num_rows if num_rows and not steady.too_short else None
     window_s = window[1] - window[0]

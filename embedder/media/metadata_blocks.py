@@ -221,10 +221,11 @@ def _check_directory(file: BinaryIO, start: int, head: bytes, limit: int) -> Non
     size = file.seek(0, io.SEEK_END)
     file.seek(start)
     (num_tags,) = struct.unpack(counter, file.read(struct.calcsize(counter)))
-    if num_tags > MAX_TAGS:
+    num_bytes = struct.calcsize(entry)
+    listed = file.read(min(num_tags, MAX_TAGS + 1) * num_bytes)
+    if len(listed) > MAX_TAGS * num_bytes:
         raise _refusal(f"a directory of {num_tags} tags", MAX_TAGS)
-    listed = file.read(num_tags * struct.calcsize(entry))
-    whole = len(listed) - len(listed) % struct.calcsize(entry)
+    whole = len(listed) - len(listed) % num_bytes
     known = (each for each in struct.iter_unpack(entry, listed[:whole]) if each[1] < len(VALUE_BYTES))
     sizes = (count * VALUE_BYTES[kind] for _, kind, count in known)
     claimed = sum(each for each in sizes if each <= size)  # a longer one is not read at all

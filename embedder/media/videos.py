@@ -172,21 +172,28 @@ def _duration_s(container: Any, stream: Any) -> Fraction | None:
 def _find_length_s(file: BinaryIO, max_pixels: int) -> Fraction | None:
     """Return the time from the first frame to the last one's end, by packets where the stream doesn't declare it.
 
-    The container's duration counts its other streams. None if nothing is found.
+    The container's duration counts its other streams, and without an index a stream's is FFmpeg's estimate. None if
+    nothing is found.
     """
     with _open(file) as container:
         stream = _video_stream(container, max_pixels)
-        start = stream.start_time or 0
-        last = (start + max(stream.duration or 0, 0), 0)
+        clock, start, has_index = _clock(stream, is_exact=True), stream.start_time or 0, _has_index(container)
+        frame = round(clock.frame_s / stream.time_base)
+        last = (start + (max(stream.duration or 0, 0) if has_index else 0), 0)
         if last[0] == start:
             try:
-                if container.duration and container.format.name not in WITHOUT_INDEX:
+                if container.duration and has_index:
                     container.seek(int(Fraction(container.duration, av.time_base) / stream.time_base), stream=stream)
                 for packet in container.demux(stream):
-                    last = max(last, (packet.pts or 0, packet.duration or 0))
+                    if packet.size:
+                        last = max(last, (packet.pts or 0, packet.duration or frame))
             except (av.FFmpegError, OverflowError):
                 pass  # damage is found and reported where frames are decoded
-        return _clock(stream, is_exact=True).snap((sum(last) - start) * stream.time_base) or None
+        return clock.snap((sum(last) - start) * stream.time_base) or None
+
+
+def _has_index(container: Any) -> bool:
+    return container.format.name not in WITHOUT_INDEX
 
 
 def _clock(stream: Any, *, is_exact: bool = False) -> FrameClock:
@@ -274,7 +281,7 @@ def _seeked_frames(
     container: Any, stream: Any, first: TimedFrame[Any], time_s: float, max_pixels: int
 ) -> Iterator[TimedFrame[Any]]:
     """Yield frames after a seek, with times counted from the first frame; none if it fails."""
-    if first.frame.pts is None or container.format.name in WITHOUT_INDEX:
+    if first.frame.pts is None or not _has_index(container):
         return
     try:
         container.seek(first.frame.pts + int(time_s / stream.time_base), stream=stream)

@@ -106,9 +106,10 @@ def fit_to_store(
     if not store_bytes or settings.max_batch_bytes is None:
         return settings
     fitting = int(store_bytes * STORE_SHARE) // (num_steps * num_replicas * BLOCKS_PER_REPLICA)
-    if fitting >= settings.max_block_bytes:
+    if fitting >= max(settings.max_block_bytes, settings.batch_sizes[0] * bytes_per_row):  # a block holds whole batches
         return settings
-    fitted = replace(settings, block_bytes=min(settings.block_bytes, fitting), max_block_bytes=fitting)
+    block_bytes, max_block_bytes = min(settings.block_bytes, fitting), min(settings.max_block_bytes, fitting)
+    fitted = replace(settings, block_bytes=block_bytes, max_block_bytes=max_block_bytes)
     return _with_batches_of(fitted, fitting // bytes_per_row)
 
 

@@ -15,25 +15,27 @@ def slowest_speed(loads: Sequence[LoadReport], stage: int | None = None) -> Devi
     return min(speeds, key=lambda speed: speed.product_flops, default=None)
 
 
-def with_product_shares(
+def product_shares(
     steps: Sequence[StepReport],
     loads: Sequence[LoadReport],
     shards: Sequence[ShardSpec],
     config: ModelConfig,
     mix: DataMix,
     num_items: int,
-) -> list[StepReport]:
-    """Add to each stage whose GPU was measured the share of the matrix-product rate that it reached."""
-    numbers = {f"stage {number}": number for number in range(len(shards))}
+) -> dict[str, float]:
+    """Return the share of the matrix-product rate that each stage reached whose GPU was measured.
 
-    def share_of(step: StepReport) -> float | None:
-        number = numbers.get(step.step)
-        speed = None if number is None else slowest_speed(loads, number)
-        if number is None or speed is None or not step.wall_s:
-            return None
-        return item_flops(config, shards[number], mix) * num_items / (step.wall_s * speed.product_flops)
-
-    return [step.model_copy(update={"product_share": share_of(step)}) for step in steps]
+    None where pictures keep their proportions and nothing says how many patches they had.
+    """
+    if mix.image_patches is None and config.at_patches(1) != config:
+        return {}
+    seconds, shares = {step.step: step.wall_s for step in steps}, dict[str, float]()
+    for number, shard in enumerate(shards):
+        speed, computed_s = slowest_speed(loads, number), seconds.get(f"stage {number}")
+        if speed is not None and computed_s:
+            reached = item_flops(config, shard, mix) * num_items / computed_s
+            shares[f"stage {number}"] = reached / speed.product_flops
+    return shares
 
 
 def item_flops(config: ModelConfig, shard: ShardSpec, mix: DataMix) -> float:

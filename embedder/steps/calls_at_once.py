@@ -16,12 +16,15 @@ MIN_GAIN = 0.03  # less is noise
 class CallsAtOnce:
     """Lets a number of calls run at once; thread-safe. `chosen` is None during the trial, from the most downwards."""
 
-    def __init__(self, most: int) -> None:
-        """Start the trial with the most calls that are made at once; one needs no trial."""
+    def __init__(self, most: int, *, is_tried: bool = True) -> None:
+        """Start the trial with the most calls that are made at once; one needs no trial.
+
+        `is_tried` false leaves it at the most: of stages that share a device, each waits for what others compute.
+        """
         self._limit, self._most, self._running = most, most, 0
         self._costs: dict[int, list[float]] = {most: []}
         self._changed = Condition()
-        self.chosen = most if most == 1 else None
+        self.chosen = None if is_tried and most > 1 else most
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -36,13 +39,18 @@ class CallsAtOnce:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def note(self, num_rows: int, seconds: float) -> None:
-        """Record a batch: the device's seconds, and those that it waited for this process to bring the batch."""
+    def note(self, seconds: float, starved_s: float = 0.0) -> None:
+        """Record a batch, all of which have as many rows.
+
+        Args:
+            seconds: those of the device, and those that it waited for this process to bring the batch.
+            starved_s: those that it waited for others: calls of a starved device don't overlap, whatever their number.
+        """
         with self._changed:
-            if self.chosen is not None:
+            if self.chosen is not None or starved_s > MIN_GAIN * seconds:
                 return
             costs = self._costs[self._limit]
-            costs.append(seconds / num_rows)
+            costs.append(seconds)
             if len(costs) == self._most + NUM_TRIALS:
                 self._go_on()
                 self._changed.notify_all()

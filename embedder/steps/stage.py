@@ -57,7 +57,8 @@ class TowerStage(Stage):
         spec = self.spec
         check_device(spec)
         self._copies = OverlappedCopies(spec.device) if _is_cuda(spec) else None
-        self._calls = CallsAtOnce(spec.calls_at_once) if spec.calls_at_once else None
+        most, is_tried = spec.calls_at_once, spec.gpu_share == 1
+        self._calls = CallsAtOnce(most, is_tried=is_tried) if most else None
         limit_gpu_memory(spec)
         torch.set_num_threads(spec.num_threads)
         folder = resolve_model(spec.model, spec.shard)
@@ -149,9 +150,10 @@ class TowerStage(Stage):
             measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
         if num_graphs() == graphs_before:  # compiling isn't part of a batch's cost
             self._note_cost(measurement)
-            if self._calls is not None and self._batch_size.chosen is not None:
+            if self._calls is not None and measurement.num_rows == self._batch_size.chosen:
+                starved_s = measurement.waited_input_s + measurement.waited_driver_s + measurement.waited_store_s
                 brought_s = measurement.waited_unpack_s + measurement.waited_copy_s + measurement.waited_launch_s
-                self._calls.note(measurement.num_rows, measurement.wall_s + brought_s)
+                self._calls.note(measurement.wall_s + brought_s, starved_s)
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
 

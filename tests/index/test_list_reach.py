@@ -115,3 +115,20 @@ def test_an_update_puts_rows_into_the_nearest_list_however_far_it_reaches(
         if size := lists.invlists.list_size(number):
             owner[faiss.rev_swig_ptr(lists.invlists.get_ids(number), size)] = number
     assert np.mean(owner == nearest) > 0.999  # but for ties of the last bit
+
+
+@pytest.mark.parametrize(
+    "design", ["PCA32,IVF16,Flat", "PCAR16,IVF16,SQ8", "PCA16,IVF16,PQ16x4fsr", "OPQ32_32,IVF16,PQ32x4fsr"]
+)
+def test_lists_behind_a_transform_that_faiss_trains_are_filled(design: str) -> None:
+    """The bias of PCA is no constant number of a projection, and levels are of what the transform makes."""
+    images, _ = make_shape("sharp look", 4000, 10, 64, seed=3)
+    with faiss_build.threads(1):
+        index = faiss_build.build(parse_design(design), VectorTable(*images.shape, images), None)
+    lists = faiss_build.innermost(index)
+    sizes = [lists.invlists.list_size(number) for number in range(16)]
+    assert min(sizes) > 0 and sum(sizes) == 4000, sizes
+    probes = faiss.SearchParametersPreTransform(index_params=faiss.SearchParametersIVF(nprobe=4))
+    nearest = np.argsort(-(images[:50] @ images.T), axis=1)[:, :10]
+    found = index.search(images[:50], 10, params=faiss.IndexRefineSearchParameters(base_index_params=probes))[1]
+    assert np.mean([np.isin(nearest[row], found[row]).mean() for row in range(50)]) > 0.4

@@ -44,6 +44,14 @@ def test_exif_orientation_is_honoured(decoder, encode_image, kind, orientation, 
     assert close(corners(pixels), [stored[i] for i in SHOWN[orientation]], 25)
 
 
+@pytest.mark.parametrize("num_tags", [1, 5000, 0xFFFF])
+def test_a_directory_that_claims_more_tags_than_it_has_keeps_its_orientation(decoder, encode_image, num_tags):
+    directory = struct.pack("<HHHII", num_tags, 0x0112, 3, 1, 6)
+    encoded = encode_image(quarters(256, 128), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0" + directory)
+    pixels = decoder.image(encoded, ResizeSpec(16))
+    assert close(corners(pixels), [[RED, GREEN, BLUE, YELLOW][i] for i in SHOWN[6]], 25)
+
+
 def test_orientation_turns_the_proportions_too(decoder, encode_image):
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -132,13 +132,18 @@ def write_beside_sound(path, video, sound_s):
 
 @pytest.mark.parametrize("rate", [Fraction(24000, 1001), 25, Fraction(30000, 1001), 30, 60])
 @pytest.mark.parametrize("num_frames", [16, 48])
-@pytest.mark.parametrize("kind", ["matroska", "live", "sound", "mp4", "flv"])
+@pytest.mark.parametrize("kind", ["matroska", "live", "sound", "mp4", "flv", "sorenson", "asf"])
 def test_what_containers_round_or_leave_out_changes_no_frame_of_a_clip(
     decoder, make_video, tmp_path, kind, num_frames, rate
 ):
-    """Matroska and FLV have times in ms and no length of a stream, a live recording none at all, MP4 one in ms."""
-    container, options = {"live": ("matroska", {"live": "1"}), "sound": ("matroska", {})}.get(kind, (kind, {}))
-    path = make_video(greys(num_frames), codec="libx264", kind=container, rate=rate, options=options)
+    """Matroska and FLV have times in ms and no length of a stream, a live recording none at all, MP4 one in ms.
+
+    Packets of Sorenson's codec have no length either, and what ASF says of a stream is of the file.
+    """
+    containers = {"live": ("matroska", {"live": "1"}), "sound": ("matroska", {}), "sorenson": ("flv", {})}
+    container, options = containers.get(kind, (kind, {}))
+    codec = {"sorenson": "flv", "asf": "mpeg4"}.get(kind, "libx264")
+    path = make_video(greys(num_frames), codec=codec, kind=container, rate=rate, options=options)
     if kind == "sound":
         path = write_beside_sound(tmp_path / "sound.mkv", path, sound_s=6)
     with av.open(str(path)) as opened:

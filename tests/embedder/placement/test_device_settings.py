@@ -49,3 +49,15 @@ def test_blocks_of_a_gpu_leave_each_step_room_for_several_in_the_object_store():
     assert fitted(1 << 30, row=10 << 10).batch_sizes == GPU_SETTINGS.batch_sizes, "small rows keep their batches"
     assert fitted(75 << 20, row=1 << 30).batch_sizes[0] == 1
     assert fit_to_store(CPU_SETTINGS, 1 << 20, 75 << 20, 5, 1) == CPU_SETTINGS
+
+
+@pytest.mark.parametrize("store_gib", [1, 6.2, 6.3, 8, 12, 16, 17, 64])
+def test_a_block_that_holds_one_wide_batch_leaves_room_for_several(store_gib):
+    """A batch of 256 rows of so400m at 384 px is 410 MiB between two stages, more than a block should be."""
+    row, room = 729 * 1152 * 2, int(store_gib * 2**30) / 2 / 5
+    found = fit_to_store(GPU_SETTINGS, row, int(store_gib * 2**30), num_steps=5, num_replicas=1)
+    first = found.batch_sizes[0]
+    block_bytes = row * items_per_block("auto", first, row, 10**6, settings=found)
+    assert block_bytes >= first * row
+    assert BLOCKS_PER_REPLICA * block_bytes <= room
+    assert first == 256 or 2 * BLOCKS_PER_REPLICA * first * row > room, "no smaller than needed"

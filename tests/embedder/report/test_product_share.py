@@ -1,10 +1,14 @@
 """What the layers of a stage reach of its GPU's matrix-product rate."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 from gpu_simulation import MODELS
+from published_models import PUBLISHED
 
 from embedder.cli.render_report import product_line
-from embedder.report.product_share import item_flops, slowest_speed, with_product_shares
+from embedder.report.product_share import item_flops, product_shares, slowest_speed
 from embedder.report.step_sums import split_loads, step_reports
 from embedder.store.journal.step_metrics import Measurement
 from shards.planning.devices import DEVICES
@@ -28,13 +32,23 @@ def test_a_stage_reaches_the_share_that_its_layers_take_of_the_rate():
     steps, _ = step_reports(calls, {"stage 0": 1, "stage 1": 1})
     first = ShardSpec(LayerRange(0, 12), LayerRange(0, 6))
     shards, mix = [first, ShardSpec(LayerRange(12, 24), LayerRange(6, 12))], DataMix(caption_tokens=16)
-    decode, *stages = with_product_shares(steps, loads, shards, CONFIG, mix, num_items=1000)
-    assert stages[0].product_share == pytest.approx(1000 * item_flops(CONFIG, first, mix) / 0.5 / 600e12)
-    assert (decode.product_share, stages[1].product_share) == (None, None), "its GPU was not measured"
-    assert product_line(stages[0]) == (
+    shares = product_shares(steps, loads, shards, CONFIG, mix, num_items=1000)
+    assert shares == {"stage 0": pytest.approx(1000 * item_flops(CONFIG, first, mix) / 0.5 / 600e12)}
+    assert product_line(steps[1].model_copy(update={"product_share": shares["stage 0"]})) == (
         "GPU of stage 0: while it computed, its layers reached 28 % of the rate of wide matrix products"
     )
-    assert product_line(stages[1]) is None
+    assert product_line(steps[2]) is None, "its GPU was not measured"
+
+
+def test_where_pictures_keep_their_proportions_no_share_is_claimed():
+    """A picture has as many patches as it has, which nothing counts; by the most it would be several times as much."""
+    loads, calls = split_loads(calls_of(SPEED, SPEED))
+    steps, _ = step_reports(calls, {"stage 0": 1, "stage 1": 1})
+    with TemporaryDirectory() as folder:
+        naflex = PUBLISHED["SigLIP 2 B/16 NaFlex"].describe(Path(folder))
+    shards = [whole_model(naflex)]
+    assert product_shares(steps, loads, shards, naflex, DataMix(), 1000) == {}
+    assert product_shares(steps, loads, shards, naflex, DataMix(image_patches=256), 1000)["stage 0"] > 0
 
 
 def test_the_operations_of_an_item_are_those_of_the_published_figures():

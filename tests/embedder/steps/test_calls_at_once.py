@@ -16,7 +16,7 @@ def try_numbers(cost_s):
     calls, tried = CallsAtOnce(MOST), []
     while calls.chosen is None:
         tried.append(calls._limit)
-        calls.note(100, 100 * cost_s(tried[-1], tried.count(tried[-1])))
+        calls.note(cost_s(tried[-1], tried.count(tried[-1])))
     return sorted(set(tried), reverse=True), calls.chosen
 
 
@@ -39,6 +39,17 @@ def test_batches_that_began_with_another_number_do_not_count():
     assert try_numbers(lambda number, at: late_s[number] if at <= MOST else {3: 1.0, 2: 1.0, 1: 2.0}[number])[1] == 2
 
 
+def test_batches_of_a_starved_device_decide_on_no_number():
+    calls = CallsAtOnce(MOST)
+    for _ in range(10 * BATCHES):
+        calls.note(1.0, starved_s=0.1)
+    assert (calls.chosen, calls._limit) == (None, MOST)
+    for number in (3, 2, 1):
+        for _ in range(BATCHES):
+            calls.note(1.0 if number > 1 else 2.0, starved_s=0.01)
+    assert calls.chosen == 2
+
+
 def test_never_more_run_at_once_than_the_trial_allows():
     calls, lock, inside, seen = CallsAtOnce(MOST), threading.Lock(), [], []
 
@@ -47,7 +58,7 @@ def test_never_more_run_at_once_than_the_trial_allows():
             with lock:
                 inside.append(number)
                 seen.append((len(inside), calls._limit, calls.chosen))
-            calls.note(1, 1.0)
+            calls.note(1.0)
             with lock:
                 inside.remove(number)
 
@@ -56,6 +67,13 @@ def test_never_more_run_at_once_than_the_trial_allows():
     assert calls.chosen == 1, "all are equally fast"
     assert max(running for running, _, _ in seen) <= MOST
     assert {running for running, _, chosen in seen[-BATCHES:] if chosen} == {1}
+
+
+def test_stages_that_share_a_device_keep_all_calls():
+    calls = CallsAtOnce(MOST, is_tried=False)
+    for _ in range(10 * BATCHES):
+        calls.note(1.0)
+    assert calls.chosen == calls._limit == MOST
 
 
 def test_a_call_that_fails_makes_room_for_the_next():
