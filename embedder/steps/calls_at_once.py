@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
 
+from embedder.store.journal.step_metrics import Measurement
+
 NUM_TRIALS = 3  # of each number, besides as many as are still in flight with the number before
 MIN_GAIN = 0.03  # less is noise
 
@@ -39,13 +41,14 @@ class CallsAtOnce:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def note(self, seconds: float, starved_s: float = 0.0) -> None:
-        """Record a batch, all of which have as many rows.
+    def note(self, batch: Measurement) -> None:
+        """Record a batch, all of which have as many rows; one for which the device waited says nothing.
 
-        Args:
-            seconds: those of the device, and those that it waited for this process to bring the batch.
-            starved_s: those that it waited for others: calls of a starved device don't overlap, whatever their number.
+        What counts are the device's seconds, and those that it waited for this process to bring the batch. Calls of a
+        device that waits for others don't overlap, whatever their number.
         """
+        starved_s = batch.waited_input_s + batch.waited_driver_s + batch.waited_store_s
+        seconds = batch.wall_s + batch.waited_unpack_s + batch.waited_copy_s + batch.waited_launch_s
         with self._changed:
             if self.chosen is not None or starved_s > MIN_GAIN * seconds:
                 return

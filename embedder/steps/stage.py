@@ -137,23 +137,12 @@ class TowerStage(Stage):
                     measurement.bytes_out += output[1].nbytes
             if self._output_kind("vision") == "embedding":
                 table = table.drop_columns(_beside_images(batch))
-        if times is not None:  # calls overlap: only the computing time belongs to this call alone
-            measurement.started_s += measurement.wall_s - times.computed_s
-            measurement.wall_s = times.computed_s
-            measurement.waited_copy_s, measurement.waited_launch_s = times.waited_copy_s, times.waited_launch_s
-            waits = InputWaits(times.waited_input_s, 0.0, 0.0, 0.0)
-            if arrival is not None:
-                waits = arrival.split(times.waited_input_s, given_s)
-            measurement.waited_input_s, measurement.waited_driver_s = waits.step_s, waits.driver_s
-            measurement.waited_store_s, measurement.waited_unpack_s = waits.store_s, waits.unpack_s
+        if times is not None:
+            _note_device(measurement, times, arrival, given_s)
         if _is_cuda(self.spec):
             measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
         if num_graphs() == graphs_before:  # compiling isn't part of a batch's cost
             self._note_cost(measurement)
-            if self._calls is not None and measurement.num_rows == self._batch_size.chosen:
-                starved_s = measurement.waited_input_s + measurement.waited_driver_s + measurement.waited_store_s
-                brought_s = measurement.waited_unpack_s + measurement.waited_copy_s + measurement.waited_launch_s
-                self._calls.note(measurement.wall_s + brought_s, starved_s)
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
 
@@ -174,6 +163,8 @@ class TowerStage(Stage):
         if torch.get_num_threads() == self.spec.num_threads:
             is_alone = has_own_clock(self.spec.device, self.spec.num_threads)
             self._batch_size.note(measurement.num_rows, measurement.cpu_s if is_alone else measurement.wall_s)
+        if self._calls is not None and measurement.num_rows == self._batch_size.chosen:
+            self._calls.note(measurement)
 
     def _input_column(self, batch: pa.RecordBatch, tower: str) -> str:
         """Return the column that holds this tower's state, before or after its first layers."""
@@ -229,6 +220,19 @@ class TowerStage(Stage):
         flat = state.values.cpu().contiguous().view(torch.uint8).numpy()
         item_bytes = state.values.element_size() * int(np.prod(state.values.shape[1:]))
         return ACTIVATIONS[tower], pack_flat(flat, lengths * item_bytes)
+
+
+def _note_device(measurement: Measurement, times: DeviceTimes, arrival: Arrival | None, given_s: float) -> None:
+    """Replace a call's seconds by the device's, as calls overlap, and add what it waited for before them.
+
+    Its input was given to it at the Unix time `given_s`; without an arrival all of that wait is the step's before.
+    """
+    measurement.started_s += measurement.wall_s - times.computed_s
+    measurement.wall_s = times.computed_s
+    waits = InputWaits(times.waited_input_s) if arrival is None else arrival.split(times.waited_input_s, given_s)
+    measurement.waited_input_s, measurement.waited_driver_s = waits.step_s, waits.driver_s
+    measurement.waited_store_s, measurement.waited_unpack_s = waits.store_s, waits.unpack_s
+    measurement.waited_copy_s, measurement.waited_launch_s = times.waited_copy_s, times.waited_launch_s
 
 
 def _beside_images(batch: pa.RecordBatch | pa.Table) -> list[str]:

@@ -14,10 +14,10 @@ class InputWaits(NamedTuple):
     here, and being unpacked and grouped.
     """
 
-    step_s: float
-    driver_s: float
-    store_s: float
-    unpack_s: float
+    step_s: float = 0.0
+    driver_s: float = 0.0
+    store_s: float = 0.0
+    unpack_s: float = 0.0
 
 
 class Arrival(NamedTuple):

@@ -6,9 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from embedder.steps.calls_at_once import NUM_TRIALS, CallsAtOnce
+from embedder.store.journal.step_metrics import Measurement
 
 MOST = 3
 BATCHES = MOST + NUM_TRIALS  # of each number that is tried
+
+
+def batch(seconds, **waited_s):
+    """A batch that took so many seconds, half of them the device's."""
+    return Measurement("stage 0", wall_s=seconds / 2, waited_copy_s=seconds / 2, num_rows=256, **waited_s)
 
 
 def try_numbers(cost_s):
@@ -16,7 +22,7 @@ def try_numbers(cost_s):
     calls, tried = CallsAtOnce(MOST), []
     while calls.chosen is None:
         tried.append(calls._limit)
-        calls.note(cost_s(tried[-1], tried.count(tried[-1])))
+        calls.note(batch(cost_s(tried[-1], tried.count(tried[-1]))))
     return sorted(set(tried), reverse=True), calls.chosen
 
 
@@ -42,11 +48,11 @@ def test_batches_that_began_with_another_number_do_not_count():
 def test_batches_of_a_starved_device_decide_on_no_number():
     calls = CallsAtOnce(MOST)
     for _ in range(10 * BATCHES):
-        calls.note(1.0, starved_s=0.1)
+        calls.note(batch(1.0, waited_driver_s=0.1))
     assert (calls.chosen, calls._limit) == (None, MOST)
     for number in (3, 2, 1):
         for _ in range(BATCHES):
-            calls.note(1.0 if number > 1 else 2.0, starved_s=0.01)
+            calls.note(batch(1.0 if number > 1 else 2.0, waited_input_s=0.01))
     assert calls.chosen == 2
 
 
@@ -58,7 +64,7 @@ def test_never_more_run_at_once_than_the_trial_allows():
             with lock:
                 inside.append(number)
                 seen.append((len(inside), calls._limit, calls.chosen))
-            calls.note(1.0)
+            calls.note(batch(1.0))
             with lock:
                 inside.remove(number)
 
@@ -72,7 +78,7 @@ def test_never_more_run_at_once_than_the_trial_allows():
 def test_stages_that_share_a_device_keep_all_calls():
     calls = CallsAtOnce(MOST, is_tried=False)
     for _ in range(10 * BATCHES):
-        calls.note(1.0)
+        calls.note(batch(1.0))
     assert calls.chosen == calls._limit == MOST
 
 
