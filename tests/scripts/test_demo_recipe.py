@@ -82,6 +82,7 @@ def test_towers_are_averaged_name_by_name_and_texts_are_left_out():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # it trains three times, a minute each and more
 def test_the_recipe_trains_and_judges_a_model_and_does_so_twice_alike(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
