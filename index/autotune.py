@@ -3,8 +3,9 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import faiss
@@ -22,6 +23,7 @@ from index.vectors import Floats, Rows
 
 _NUM_TIMED_ROWS = 4096
 _NUM_TIMED_QUERIES = 50
+_NUM_ROUNDS = 4  # of queries, where indexes are compared
 # Without text queries, the cheapest settings are skipped: vectors of the table find each other at settings where
 # captions do not (HNSW of 100,000, ef_search 64: 1.00 for images, 0.92 for captions).
 _NUM_SKIPPED_WITHOUT_TEXTS = 2
@@ -162,16 +164,17 @@ class Meter:
         if "k_factor" in parameters:
             shallower["k_factor"] = max(1, round(self.depth * parameters["k_factor"]))
 
-        def find(queries: Floats, k: int, used: Parameters = parameters) -> tuple[Floats, Rows]:
-            return faiss_search.search(self.index, queries, min(k, self.index.ntotal), used, self.selector)
-
         recall = 1.0
         if not self.design.is_exact:
-            recall = measure_recall(ground_truth, lambda queries, k: find(queries, k, shallower), self.vectors_of)
+            recall = measure_recall(ground_truth, lambda queries, k: self.find(queries, k, shallower), self.vectors_of)
         timed = ground_truth.queries.vectors[:_NUM_TIMED_QUERIES]
-        times_s = _times_s(lambda query: find(query[None], NUM_NEIGHBOURS), timed)
+        times_s = _times_s(lambda query: self.find(query[None], NUM_NEIGHBOURS, parameters), timed)
         latency_ms = statistics.median(times_s) * 1000 if times_s else 0.0
         return Point(parameters=parameters, recall_at_10=recall, latency_ms=round(latency_ms, 5))
+
+    def find(self, queries: Floats, k: int, parameters: Parameters) -> tuple[Floats, Rows]:
+        """Search the index, as `faiss_search.search` does; of fewer than k rows, all are found."""
+        return faiss_search.search(self.index, queries, min(k, self.index.ntotal), parameters, self.selector)
 
     def row_us(self, find: FindAmong) -> float:
         """Measure the microseconds per row of a search that scores only the rows of a filter, on one thread."""
@@ -181,6 +184,20 @@ class Meter:
         query = faiss_search.vectors(self.index, np.zeros(1, np.int64))
         times_s = _times_s(lambda _: find(query, NUM_NEIGHBOURS, selector), range(3))
         return round(min(times_s) / selector.num_rows * 1e6, 5)
+
+
+def compare_ms(indexes: Sequence[tuple[Meter, Parameters]], ground_truth: GroundTruth) -> list[float]:
+    """Measure the milliseconds of a query of several indexes on one thread, each with its search parameters.
+
+    Each query asks all of them, one after the other, because a machine that others use may be half as fast for some
+    seconds; of a few rounds, the fastest counts.
+    """
+    queries = ground_truth.queries.vectors[:_NUM_TIMED_QUERIES]
+    rounds = []
+    for _ in range(_NUM_ROUNDS):
+        times_s = [_times_s(partial(_ask, query[None]), indexes) for query in queries]
+        rounds.append(np.median(times_s, axis=0))
+    return [1000 * float(each) for each in np.min(rounds, axis=0)]
 
 
 def estimate_latency(points: Iterable[Point], chosen: Point, target: float) -> float:
@@ -204,6 +221,10 @@ def estimate_latency(points: Iterable[Point], chosen: Point, target: float) -> f
     missing = [1 - lower.recall_at_10, 1 - target, 1 - chosen.recall_at_10]
     share = math.log(missing[0] / missing[1]) / math.log(missing[0] / missing[2])
     return lower.latency_ms + share * (chosen.latency_ms - lower.latency_ms)
+
+
+def _ask(query: Floats, asked: tuple[Meter, Parameters]) -> None:
+    asked[0].find(query, NUM_NEIGHBOURS, asked[1])
 
 
 def _times_s(run: Callable[[Any], object], arguments: Iterable[Any]) -> list[float]:

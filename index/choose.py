@@ -78,6 +78,7 @@ class DesignSearch:
                 self._screen(small, left, waiting)
             while (following := self._find_next(left, waiting)) is not None:
                 self._measure(large, following, left, waiting)
+            self._compare(large, left)
             ranked = rank(left, self.constraints)
             if not ranked:
                 return
@@ -110,6 +111,13 @@ class DesignSearch:
         waiting.remove(design)
         left.append(large.measure(design))
         self.trials.append(left[-1])
+
+    def _compare(self, large: DesignTrials, left: list[DesignTrial]) -> None:
+        """Measure the latency of those that keep memory and recall again, in turns."""
+        kept = [trial for trial in left if keeps(trial, self.constraints, None)]
+        compared = {trial.design: trial for trial in large.compare(kept)}
+        for trials in (left, self.trials):
+            trials[:] = [compared.get(trial.design, trial) for trial in trials]
 
     def _estimate_bytes(self, design: Design) -> float:
         return design.estimated_bytes(self.table.num_vectors, self.table.dim)
@@ -147,6 +155,8 @@ class DesignSearch:
         for design in [*codes, *waits]:
             if design not in self._screened:
                 self._screened[design] = small.measure(design)
+        compared = small.compare([*self._screened.values()])
+        self._screened = dict(zip(self._screened, compared, strict=True))
         waiting.sort(key=self._waiting_cost)
 
     def _waiting_cost(self, design: Design) -> tuple[bool, float]:

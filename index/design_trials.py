@@ -12,9 +12,9 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import faiss
 import numpy as np
 
 from index import disk_build, faiss_build
-from index.autotune import Meter, estimate_latency
+from index.autotune import Meter, compare_ms, estimate_latency
 from index.designs import Design, Kind, candidate_designs, count_lists, count_part_lists
 from index.disk_index import DiskIndex
 from index.held_out_queries import SAMPLING_SEED, sampled_queries
@@ -45,6 +45,8 @@ _GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.4, "hnsw": 0.4}
 # 0.98, 0.98 and 0.68, and to the power 0.5 0.96, 0.99 and 0.70. By 4 bits a number of projections, 60 of 200,000 held
 # what 36 of an eighth and 30 of a twentieth of the rows did: 0.98 (128 dimensions, "nonlinear look").
 _SMALL_CODES_DEPTH, _DEPTH = 0.75, 0.5
+_SLOWER = 5.0  # times the fastest: what is slower is not measured again
+_KEPT_SAMPLES = 4  # times the sample's bytes: built designs that are kept to be measured again
 _SLOW = 2.0  # times the latency asked for, or of exact search: beyond that, no further effort is measured
 
 # Shares of the queries' second moment that a width may keep: the lower lose something, which re-ranking recovers.
@@ -124,6 +126,16 @@ class Projections:
         return Projection(self._directions.matrix(design.projection), self.learned)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A measured index: `share` of its latency is what a trial says, of one that just reaches the recall."""
+
+    meter: Meter
+    share: float
+    latency_ms: float
+    num_bytes: int
+
+
 class DesignTrials:
     """Trials on one sample; consecutive designs that differ only in re-ranking share what they re-rank."""
 
@@ -153,6 +165,7 @@ class DesignTrials:
         self._table, self._answers, self._lost = table, answers, dict[str, float]()
         self._projections, self._latency_ms, self._exact_ms = projections, latency_ms, math.inf
         self._last: tuple[Design, faiss.Index, float] | None = None
+        self._kept: dict[str, _Kept] = {}
 
     @cached_property
     def _ground_truth(self) -> GroundTruth:
@@ -179,8 +192,35 @@ class DesignTrials:
             measured = {"recall_at_10": max(0.0, point.recall_at_10 - lost)}
             if design.has_projected_codes:
                 measured["latency_ms"] = round(estimate_latency(points, point, target), 5)
-            point = point.model_copy(update=measured)
-            return _trial(design, index, point, build_s, self._num_vectors)
+            trial = _trial(design, index, point.model_copy(update=measured), build_s, self._num_vectors)
+        if not design.in_parts:
+            self._keep(trial, point, meter)
+        return trial
+
+    def compare(self, trials: Sequence[DesignTrial]) -> list[DesignTrial]:
+        """Measure the latency of designs again, in turns: a machine that others use may be half as fast for seconds.
+
+        Those stay as they are that are slower by far, that lie on disk, or whose index was let go,
+        as all are after this.
+        """
+        most_ms = _SLOWER * min((trial.latency_ms for trial in trials), default=0.0)
+        compared = [trial for trial in trials if trial.design in self._kept and 0 < trial.latency_ms <= most_ms]
+        found: dict[str, DesignTrial] = {}
+        if len(compared) > 1:
+            indexes = [(self._kept[trial.design].meter, trial.parameters) for trial in compared]
+            times_ms = compare_ms(indexes, self._ground_truth)
+            for trial, latency_ms in zip(compared, times_ms, strict=True):
+                found[trial.design] = _with_latency(trial, latency_ms * self._kept[trial.design].share)
+        self._kept.clear()
+        return [found.get(trial.design, trial) for trial in trials]
+
+    def _keep(self, trial: DesignTrial, measured: Point, meter: Meter) -> None:
+        """Keep an index to compare it later; the slowest are let go if together they take too much memory."""
+        share = trial.latency_ms / measured.latency_ms if measured.latency_ms else 1.0
+        self._kept[trial.design] = _Kept(meter, share, trial.latency_ms, faiss_build.num_bytes(meter.index))
+        most_bytes = _KEPT_SAMPLES * self._sample.num_vectors * self._sample.dim * 4
+        while sum(each.num_bytes for each in self._kept.values()) > most_bytes:
+            del self._kept[max(self._kept, key=lambda name: self._kept[name].latency_ms)]
 
     def _rounding_lost(self, design: Design) -> float:
         """Compute how much more recall the rounding of re-ranked vectors takes on the table, where they lie closer."""
@@ -239,6 +279,11 @@ def _trial(
         is_efficient=False,
         verdict="",
     )
+
+
+def _with_latency(trial: DesignTrial, latency_ms: float) -> DesignTrial:
+    expected_ms = trial.expected_latency_ms * latency_ms / trial.latency_ms
+    return trial.model_copy(update={"latency_ms": round(latency_ms, 5), "expected_latency_ms": round(expected_ms, 5)})
 
 
 def _with_fewer_lists(design: Design, num_vectors: int) -> Design:

@@ -1,6 +1,7 @@
 """A design is chosen by what was measured with texts, within what the user allows."""
 
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -324,6 +325,34 @@ def test_a_trial_counts_what_rounding_loses_where_the_whole_table_lies_closer() 
     assert whole.point(answers, {}).recall_at_10 < 0.9, "or rounding loses nothing"
     assert coarse.recall_at_10 == pytest.approx(whole.point(answers, {}).recall_at_10, abs=0.05)
     assert rank([fine, coarse], Constraints()) == [fine]
+
+
+def test_designs_that_were_measured_while_the_machine_was_slow_are_compared_as_if_it_had_not_been(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = make_vectors(4000, 32)
+    table = VectorTable(*images.shape, images)
+    answers = find_ground_truth(table, RecallQueries(make_vectors(200, 32, seed=1), "text"))
+    measured_ms = {}
+
+    def measure(slow: str, kept: int) -> dict[str, DesignTrial]:
+        trials = DesignTrials(table, 4000, answers, Projections(np.empty((0, 32), np.float32), table), target=0.95)
+        monkeypatch.setattr("index.design_trials._KEPT_SAMPLES", kept)
+        found = []
+        for design in ("Flat", "SQfp16"):
+            with monkeypatch.context() as patched:
+                if design == slow:
+                    patched.setattr("index.autotune.time.perf_counter", lambda now=time.perf_counter: 2.5 * now())
+                found.append(trials.measure(parse_design(design)))
+        measured_ms[slow] = {trial.design: trial.latency_ms for trial in found}
+        return {trial.design: trial for trial in trials.compare(found)}
+
+    with faiss_build.threads(1):
+        compared = [measure(slow, kept=4) for slow in ("Flat", "SQfp16")]
+        let_go = measure("Flat", kept=0)
+    ratios = [each["Flat"].expected_latency_ms / each["SQfp16"].expected_latency_ms for each in compared]
+    assert 0.6 < ratios[0] / ratios[1] < 1.67, "2.5 * 2.5 = 6.25 as first measured"
+    assert {name: trial.latency_ms for name, trial in let_go.items()} == measured_ms["Flat"]
 
 
 def test_where_the_fastest_is_wanted_a_smaller_one_must_be_as_fast() -> None:
