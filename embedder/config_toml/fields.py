@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -183,13 +184,15 @@ class TableType:
         return name and (f"[[{name}]]" if self.is_list else f"[{name}]")
 
 
-def tables_below(kind: type[BaseModel], keys: tuple[str, ...] = (), is_list: bool = False) -> Iterator[TableType]:
-    """Yield all tables of a configuration class, itself first, in the order of the keys.
+@cache
+def tables_below(kind: type[BaseModel], keys: tuple[str, ...] = (), is_list: bool = False) -> tuple[TableType, ...]:
+    """List all tables of a configuration class, itself first, in the order of the keys.
 
     `keys` lead from the top to it; `is_list` says whether it is written in double brackets.
     """
-    yield TableType(keys, is_list, kind)
+    found = [TableType(keys, is_list, kind)]
     for key, field in kind.model_fields.items():
         listed = listed_tables(field.annotation)
         for table in listed or tables_in(field.annotation):
-            yield from tables_below(table, (*keys, key), bool(listed))
+            found += tables_below(table, (*keys, key), bool(listed))
+    return tuple(found)
