@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import faiss
@@ -24,6 +25,7 @@ from index.index_errors import ConstraintsMissedError
 from index.list_reach import Projection
 from index.manifest import DesignTrial, Manifest
 from index.recall import find_ground_truth
+from index.selector import Selector
 from index.step_timer import StepTimer
 from index.vectors import Floats, VectorTable, collect_vectors, vectors_text
 from index.version_files import TunedIndex, VersionContents, VersionOrigin, write_version
@@ -143,10 +145,12 @@ def _build_best(
             index = make(design)
         limit_ms = math.inf if constraints.latency_ms is None or not search.trials else 2 * constraints.latency_ms
         meter = Meter(index, design, search.table.take, limit_ms=limit_ms)
-        with timer.step("tune"):
+        with timer.step("tune"), faiss_build.failures_named(design, "search it, whole and by a filter"):
             curve, best = meter.tune_finely(ground_truths.asked, constraints.recall)
             if ground_truths.judged is not ground_truths.asked:
                 best = meter.judge(best, ground_truths.judged, constraints.recall)
+            filtered = replace(meter, selector=Selector(np.ones(index.ntotal, np.bool_)))
+            filtered.find(ground_truths.asked.queries.vectors[:1], 1, best.parameters)
         return TunedIndex(meter, tuple(curve), best, ground_truths)
 
     designs = search.designs()

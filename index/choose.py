@@ -80,10 +80,11 @@ class DesignSearch:
                 self._measure(large, following, left, waiting)
             self._compare(large, left)
             ranked = rank(left, self.constraints)
-            if not ranked:
-                return
-            left.remove(ranked[0])
-            yield parse_design(ranked[0].design)
+            if ranked:
+                left.remove(ranked[0])
+                yield parse_design(ranked[0].design)
+            elif self._find_next(left, waiting) is None:
+                return  # else what kept the latency misses it now, and others are left to measure
 
     def judge_trials(self, chosen: str, missed: Mapping[str, str]) -> tuple[DesignTrial, ...]:
         """Return all measurements with their verdicts; none for a requested design.

@@ -193,7 +193,7 @@ class DesignTrials:
             if design.has_projected_codes:
                 measured["latency_ms"] = round(estimate_latency(points, point, target), 5)
             trial = _trial(design, index, point.model_copy(update=measured), build_s, self._num_vectors)
-        if not design.in_parts:
+        if not design.on_disk:
             self._keep(trial, point, meter)
         return trial
 
@@ -220,7 +220,8 @@ class DesignTrials:
         self._kept[trial.design] = _Kept(meter, share, trial.latency_ms, faiss_build.num_bytes(meter.index))
         most_bytes = _KEPT_SAMPLES * self._sample.num_vectors * self._sample.dim * 4
         while sum(each.num_bytes for each in self._kept.values()) > most_bytes:
-            del self._kept[max(self._kept, key=lambda name: self._kept[name].latency_ms)]
+            costs = {name: (each.num_bytes > most_bytes, each.latency_ms) for name, each in self._kept.items()}
+            del self._kept[max(costs, key=lambda name: costs[name])]
 
     def _rounding_lost(self, design: Design) -> float:
         """Compute how much more recall the rounding of re-ranked vectors takes on the table, where they lie closer."""

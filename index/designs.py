@@ -53,7 +53,7 @@ _CODE_BYTES = {"Flat": 4.0, "SQfp16": 2.0, "SQ8": 1.0}  # per dimension
 _CODE_GROUPS = re.compile(r"PQ(\d+)x4fs")
 _BIT_BYTES, _FACTOR_BYTES = 1 / 8, 8  # per dimension of RaBitQ, and for the factors of a vector
 _GRAPH_BYTES, _LIST_BYTES, _PLACE_BYTES = 272, 8, 4  # per vector: 64 links and upper levels, row number, position
-_NO_COSINES = re.compile(r"PQ|RaBitQ|PCA")  # scores of projections and small codes are no cosines: re-rank
+_NO_COSINES = re.compile(r"PQ|RaBitQ|PCA|RR|ITQ|Pad")  # scores of projections and small codes are no cosines: re-rank
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Design:
     @property
     def kind(self) -> Kind:
         """Family of the structure."""
-        return "hnsw" if "HNSW" in self.factory else "ivf" if "IVF" in self.factory else "flat"
+        return "ivf" if "IVF" in self.factory else "hnsw" if "HNSW" in self.factory else "flat"
 
     @property
     def is_exact(self) -> bool:

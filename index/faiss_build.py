@@ -51,7 +51,8 @@ def build(design: Design, table: VectorTable, projection: Projection | None = No
     With one thread the same table gives the same index, byte for byte; several threads link an HNSW graph in any order.
     """
     index = train(design, table, projection)
-    add(index, table.blocks())
+    with failures_named(design, f"add {vectors_text(table.num_vectors)} to it"):
+        add(index, table.blocks())
     return index
 
 
@@ -116,8 +117,8 @@ def failures_named(design: Design, action: str) -> Iterator[None]:
     """Turn FAISS's errors inside the block into one line that names the design and the action."""
     try:
         yield
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0].rsplit(": ", maxsplit=1)[-1]
+    except (RuntimeError, AssertionError) as error:
+        reason = "".join(str(error).splitlines()[:1]).rsplit(": ", maxsplit=1)[-1] or type(error).__name__
         raise RetrievalError(
             f"index design {design}: FAISS {VERSION} can't {action} ({reason}); choose another"
         ) from None
@@ -199,7 +200,10 @@ def _make(design: Design, dim: int, projection: Projection | None) -> faiss.Inde
     set_up(index)
     if projection is not None:
         index = faiss.IndexPreTransform(linear(projection.matrix, constant), index)
-    return index if rerank is None else faiss.IndexRefine(index, rerank)  # whose Python object keeps its parts alive
+    if rerank is None:
+        return index
+    with failures_named(design, "re-rank what it finds"):
+        return faiss.IndexRefine(index, rerank)  # whose Python object keeps its parts alive
 
 
 def set_up(index: faiss.Index) -> None:
@@ -273,7 +277,14 @@ def num_bytes(index: faiss.Index | DiskIndex) -> int:
     """Count the bytes that an index takes in memory: the size of its file, if all of it is in memory."""
     if isinstance(index, DiskIndex):
         return index.num_bytes()
-    return len(faiss.serialize_index(index))
+    counted = 0
+
+    def count(data: bytes) -> None:
+        nonlocal counted
+        counted += len(data)
+
+    faiss.write_index(index, faiss.PyCallbackIOWriter(count, READ_BYTES))  # no copy of the whole index
+    return counted
 
 
 def write(index: faiss.Index, path: Path) -> None:

@@ -171,11 +171,12 @@ def read_manifest(folder: str | Path) -> Manifest:
 
 def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
     """Convert a manifest of the first release: one of three plain designs, never updated."""
-    build = content.get("parameters", {})
+    given, kind = content.get("parameters"), content.get("kind")
+    build = given if isinstance(given, dict) else {}
     designs = {"flat": "Flat", "hnsw": "HNSW32,Flat", "ivf": f"IVF{build.get('num_lists', 1)},Flat"}
     num_vectors, recall = content.get("num_vectors"), content.get("recall_at_10")
     added = {
-        "design": designs.get(content.get("kind", "")),
+        "design": designs.get(kind) if isinstance(kind, str) else None,
         "num_rows": num_vectors,
         "num_built": num_vectors,
         "memory_bytes": content.get("size_bytes"),

@@ -45,7 +45,7 @@ def find_ground_truth(table: VectorTable, queries: RecallQueries, num_kept: int 
     """Find the exact neighbours of queries by brute force; a query from the table is not its own neighbour."""
     num_own = 0 if queries.own_rows is None else 1
     num_found = min(num_kept + num_own, table.num_vectors)
-    return GroundTruth(queries, *_without_own(*nearest_in_table(table, queries.vectors, num_found), queries))
+    return GroundTruth(queries, *without_own(*nearest_in_table(table, queries.vectors, num_found), queries))
 
 
 def measure_recall(ground_truth: GroundTruth, search: Search, vectors_of: Callable[[Rows], Floats]) -> float:
@@ -58,7 +58,7 @@ def measure_recall(ground_truth: GroundTruth, search: Search, vectors_of: Callab
     if wanted == 0 or not len(ground_truth.rows):  # a single vector has no neighbours to miss
         return 1.0
     num_own = 0 if ground_truth.queries.own_rows is None else 1
-    found = _without_own(*search(ground_truth.queries.vectors, wanted + num_own), ground_truth.queries)[1][:, :wanted]
+    found = without_own(*search(ground_truth.queries.vectors, wanted + num_own), ground_truth.queries)[1][:, :wanted]
     is_right = (found[:, :, None] == ground_truth.rows[:, None, :wanted]).any(axis=2) & (found >= 0)
     asked, places = np.nonzero(~is_right & (found >= 0))
     if len(asked):
@@ -120,7 +120,8 @@ def replace_answers(ground_truth: GroundTruth, numbers: Rows, scores: Floats, ro
     return GroundTruth(ground_truth.queries, new_scores, new_rows)
 
 
-def _without_own(scores: Floats, rows: Rows, queries: RecallQueries) -> tuple[Floats, Rows]:
+def without_own(scores: Floats, rows: Rows, queries: RecallQueries) -> tuple[Floats, Rows]:
+    """Take each query's own row, or else its last neighbour, out of (Q, K) scores and rows, best first."""
     if queries.own_rows is None:
         return scores, rows
     order = np.argsort(rows == queries.own_rows[:, None], axis=1, kind="stable")[:, : max(0, rows.shape[1] - 1)]

@@ -16,6 +16,7 @@ from index.faiss_scan import RowScan
 from index.faiss_search import FindAmong, ListedRows, Places
 from index.index_errors import RetrievalError
 from index.manifest import Manifest, read_manifest
+from index.recall import NUM_NEIGHBOURS
 from index.selector import Selector
 from index.vectors import Among, Floats, Mask, Neighbours, Profile, Rows, check_vectors
 from index.version_files import read_contents, read_index, read_live
@@ -114,7 +115,9 @@ class Index:
         share = 1.0 if among is None else num_allowed / len(self)
         search_params = parameters if among is None else widen_search_params(parameters, share)
         with faiss_build.threads(num_threads or self._num_threads(len(queries_QE) / share)):
-            scores, rows = faiss_search.search(self._index, queries_QE, k, search_params, selector)
+            num_found = max(k, min(NUM_NEIGHBOURS, num_allowed))  # or fewer are re-ranked than recall was measured with
+            scores, rows = faiss_search.search(self._index, queries_QE, num_found, search_params, selector)
+            scores, rows = scores[:, :k], rows[:, :k]
         lowest = (
             min(rows[0].tolist()) if len(rows) == 1 else rows.min(initial=0)
         )  # NumPy's takes 1 us of a short search

@@ -17,7 +17,7 @@ from index.disk_index import DiskIndex
 from index.ids import check_ids
 from index.index_errors import RebuildNeededError
 from index.manifest import QUERIES_NAME, TEMPLATE_NAME, Manifest, read_manifest
-from index.recall import NUM_KEPT, GroundTruth, find_ground_truth, replace_answers, update_ground_truth
+from index.recall import NUM_KEPT, GroundTruth, find_ground_truth, replace_answers, update_ground_truth, without_own
 from index.selector import Selector
 from index.step_timer import StepTimer
 from index.vectors import Floats, Mask, VectorTable, collect_vectors, vectors_text
@@ -89,7 +89,8 @@ def update_index(
         is_live = np.concatenate([old.is_live & ~removed, np.ones(table.num_vectors, dtype=bool)])
         contents = VersionContents(ids, is_live)
         _check_limits(contents, before)
-        measured, centre = _change_index(previous, before, table, contents, folder, timer)
+        with faiss_build.failures_named(parse_design(before.design), "update it"):
+            measured, centre = _change_index(previous, before, table, contents, folder, timer)
         origin = VersionOrigin(
             embeddings_version=embeddings_version,
             model_fingerprint=before.model_fingerprint,
@@ -185,9 +186,15 @@ def _update_ground_truth(
         added = replace(added, rows=np.where(added.rows >= 0, added.rows + num_before, -1))
     changed, unknown = update_ground_truth(ground_truth, contents.is_live[:num_before], added)
     if len(unknown):
-        k = min(NUM_KEPT, contents.num_live)
-        asked = ground_truth.queries.vectors[unknown]
-        changed = replace_answers(changed, unknown, *faiss_search.search_exactly(meter.index, asked, k, meter.selector))
+        own_rows = ground_truth.queries.own_rows
+        asked = replace(
+            ground_truth.queries,
+            vectors=ground_truth.queries.vectors[unknown],
+            own_rows=None if own_rows is None else own_rows[unknown],
+        )
+        k = min(NUM_KEPT + (own_rows is not None), contents.num_live)
+        found = faiss_search.search_exactly(meter.index, asked.vectors, k, meter.selector)
+        changed = replace_answers(changed, unknown, *without_own(*found, asked))
     return changed
 
 

@@ -6,6 +6,7 @@ one ends on it. If the check of whole hashes finds an altered file, the publicat
 another one.
 """
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from embedder.encoders.servable_encoder import CodeSources
     from embedder.servables.servable import Servable
 
+LOG = logging.getLogger(__name__)
 MAX_DOUBLINGS = 5  # a failed opening is retried after 2, 4, ... 32 times the usual wait: it may be large
 
 OnError = Callable[[Exception], object]
@@ -196,6 +198,9 @@ def _poll(following: "weakref.ref[FollowingStore]", closed: Event, wait_s: float
         store = following()
         if store is None:
             return
-        store.look()
+        try:
+            store.look()
+        except Exception:  # of a callback; later publications are served all the same
+            LOG.exception("follow_store: a callback failed")
         wait_s = store.wait_s
         del store  # while it waits, the thread must not keep the store alive

@@ -4,6 +4,7 @@ If the store is in a local folder, they are built and searched in place.
 """
 
 import hashlib
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from index.faiss_search import Places
     from index.search import Index
 
+LOG = logging.getLogger(__name__)
 INDEX_FOLDER = "index"
 CLAIM_NAME = "claim"
 """File with which a writer claims a version's number before it uploads the version."""
@@ -56,13 +58,25 @@ def has_version(files: StoreFiles, number: int) -> bool:
 
 
 def list_manifests(files: StoreFiles) -> list[tuple[int, Manifest]]:
-    """Return number and manifest of complete versions, oldest first."""
+    """Return number and manifest of complete versions, oldest first, without those that can't be read."""
     if files.folder is not None:
-        root = files.folder / INDEX_FOLDER
-        return [(number, read_manifest(version_path(root, number))) for number in list_versions(root)]
-    names = (info.path.split("/")[1:] for info in sorted(files.list(INDEX_FOLDER)))
-    numbers = [int(number) for number, name in names if name == MANIFEST_NAME and number.isdecimal()]
-    return [(number, fetched_manifest(files, number)) for number in numbers]
+        numbers = [*list_versions(files.folder / INDEX_FOLDER)]
+    else:
+        names = (info.path.split("/")[1:] for info in sorted(files.list(INDEX_FOLDER)))
+        numbers = [int(number) for number, name in names if name == MANIFEST_NAME and number.isdecimal()]
+    found = []
+    for number in numbers:
+        try:
+            found.append((number, _read_manifest_of(files, number)))
+        except RetrievalError as error:
+            LOG.warning(f"index version {number} can't be read, and is left out: {error}")
+    return found
+
+
+def _read_manifest_of(files: StoreFiles, number: int) -> Manifest:
+    if files.folder is None:
+        return fetched_manifest(files, number)
+    return read_manifest(version_path(files.folder / INDEX_FOLDER, number))
 
 
 def manifest_of(files: StoreFiles, number: int) -> Manifest | None:

@@ -85,6 +85,33 @@ def test_a_handful_of_vectors_makes_an_index_of_every_kind(build: Build, kind: s
     assert manifest.recall_at_10 == 1.0
 
 
+SEARCHED = ("IVF4_HNSW32,Flat", "RR8,Flat", "Pad32,IVF8,Flat")
+DESIGNS_OF_FAISS = (*SEARCHED, "PQ8x4fs", "NSG16,Flat", "IDMap,Flat", "IVF8,RQ4x4", "HNSW32,PQ4")
+
+
+@pytest.mark.parametrize("kind", DESIGNS_OF_FAISS)
+def test_a_design_in_faiss_notation_is_searched_also_by_a_filter_or_refused_in_a_line(build: Build, kind: str) -> None:
+    vectors, among = make_vectors(2000), np.arange(2000) % 2 == 0
+    try:
+        out, _ = build(vectors, kind=kind)
+    except RetrievalError as error:
+        assert f"index design {kind}" in str(error) and len(str(error).splitlines()) == 1
+        assert kind not in SEARCHED
+        return
+    hits = open_index(out).search(vectors[:20], 10, among=among)
+    assert among[hits.rows].all()
+    assert hits.rows[::2, 0].tolist() == list(range(0, 20, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bytes_of_an_index_are_counted_without_a_copy(
+    build: Build, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("faiss.serialize_index", None)
+    out, manifest = build(make_vectors(2000), kind=kind)
+    assert manifest.memory_bytes == (out / "index.faiss").stat().st_size
+
+
 @pytest.mark.parametrize("vectors", [np.empty((0, DIM), np.float32), [], [np.empty((0, DIM), np.float32)]])
 def test_an_empty_table_is_refused(build: Build, vectors: object) -> None:
     with pytest.raises(RetrievalError, match="none to index"):

@@ -1,5 +1,6 @@
 """A design is chosen by what was measured with texts, within what the user allows."""
 
+import itertools
 import re
 import time
 from pathlib import Path
@@ -327,6 +328,44 @@ def test_a_trial_counts_what_rounding_loses_where_the_whole_table_lies_closer() 
     assert rank([fine, coarse], Constraints()) == [fine]
 
 
+WEIGHTED = "Weighted,IVF16,PQ16x4fs,Refine(SQ8)"
+
+
+def test_a_graph_larger_than_all_that_is_kept_costs_no_other_its_place() -> None:
+    """A graph over narrow vectors is larger than several samples of them."""
+    images = make_vectors(2000, 8)
+    table = VectorTable(*images.shape, images)
+    answers = find_ground_truth(table, RecallQueries(make_vectors(100, 8, seed=1), "text"))
+    trials = DesignTrials(table, 2000, answers, Projections(np.empty((0, 8), np.float32), table), target=0.95)
+    with faiss_build.threads(1):
+        measured = [trials.measure(parse_design(design)) for design in ("Flat", "HNSW32,Flat", "SQfp16")]
+        compared = trials.compare(measured)
+    changed = [before.design for before, now in zip(measured, compared, strict=True) if before != now]
+    assert changed == ["Flat", "SQfp16"]
+
+
+def test_where_what_kept_the_latency_misses_it_when_compared_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images, captions = make_images_and_captions(6000, 800)
+    table = VectorTable(*images.shape, images)
+    split = split_queries(table, captions, "text")
+    answers, projections = find_ground_truth(table, split.tuned), Projections(split.learned, table)
+    rounds = []
+
+    def compare_ms(indexes: list[tuple[Meter, object]], _: object) -> list[float]:
+        rounds.append(len(indexes))
+        return [1e6 if len(rounds) == 1 else 0.01] * len(indexes)
+
+    monkeypatch.setattr("index.design_trials.compare_ms", compare_ms)
+    limits = Constraints(latency_ms=1000.0, recall=0.5)
+    search = DesignSearch(table, answers, projections, "auto", limits, measure_all=False)
+    with faiss_build.threads(1):
+        exact, second = itertools.islice(search.designs(), 2)
+    assert exact.is_exact and not second.is_exact
+    assert len(rounds) == 2, "those that were measured before are compared, then those after them"
+
+
 def test_designs_that_were_measured_while_the_machine_was_slow_are_compared_as_if_it_had_not_been(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -339,7 +378,7 @@ def test_designs_that_were_measured_while_the_machine_was_slow_are_compared_as_i
         trials = DesignTrials(table, 4000, answers, Projections(np.empty((0, 32), np.float32), table), target=0.95)
         monkeypatch.setattr("index.design_trials._KEPT_SAMPLES", kept)
         found = []
-        for design in ("Flat", "SQfp16"):
+        for design in ("Flat", WEIGHTED, "SQfp16"):
             with monkeypatch.context() as patched:
                 if design == slow:
                     patched.setattr("index.autotune.time.perf_counter", lambda now=time.perf_counter: 2.5 * now())
@@ -350,8 +389,10 @@ def test_designs_that_were_measured_while_the_machine_was_slow_are_compared_as_i
     with faiss_build.threads(1):
         compared = [measure(slow, kept=4) for slow in ("Flat", "SQfp16")]
         let_go = measure("Flat", kept=0)
-    ratios = [each["Flat"].expected_latency_ms / each["SQfp16"].expected_latency_ms for each in compared]
-    assert 0.6 < ratios[0] / ratios[1] < 1.67, "2.5 * 2.5 = 6.25 as first measured"
+    for name in ("Flat", WEIGHTED):
+        ratios = [each[name].expected_latency_ms / each["SQfp16"].expected_latency_ms for each in compared]
+        assert 0.6 < ratios[0] / ratios[1] < 1.67, "2.5 * 2.5 = 6.25 as Flat was first measured"
+    assert compared[0][WEIGHTED].latency_ms != measured_ms["Flat"][WEIGHTED]
     assert {name: trial.latency_ms for name, trial in let_go.items()} == measured_ms["Flat"]
 
 

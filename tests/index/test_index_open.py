@@ -159,6 +159,15 @@ def test_a_broken_manifest_is_refused(version: Path, content: bytes, message: st
         open_index(version)
 
 
+@pytest.mark.parametrize(
+    "changes", [*({"parameters": value} for value in (None, [], "x", -1)), {"kind": []}, {"kind": {}}]
+)
+def test_a_damaged_manifest_of_the_first_release_is_refused(version: Path, changes: dict[str, Any]) -> None:
+    (version / "manifest.json").write_text(json.dumps({"format_version": 1, "kind": "ivf", "parameters": {}} | changes))
+    with pytest.raises(RetrievalError, match=r"manifest\.json"):
+        open_index(version)
+
+
 def test_a_file_that_faiss_does_not_know_is_one_clear_line(version: Path) -> None:
     """As after a change of FAISS's format: the hash is right, the content is unknown."""
     content = b"none of FAISS's formats"

@@ -40,6 +40,17 @@ def test_a_row_names_its_item_and_segment(build: Build, kind: str) -> None:
     ]
 
 
+def test_a_search_for_one_finds_what_a_search_for_ten_finds_first(build: Build) -> None:
+    """A re-ranked design has its recall from ten times as many rows as are re-ranked for one."""
+    out, manifest = build(make_vectors(2000, 64), kind="IVF8,RaBitQ")
+    assert manifest.recall_at_10 >= 0.9
+    index, queries = open_index(out), make_vectors(100, 64, seed=1)
+    ten = index.search(queries, 10)
+    for k in (1, 3):
+        few = index.search(queries, k)
+        assert (few.rows == ten.rows[:, :k]).all() and (few.scores == ten.scores[:, :k]).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [300, 301, 100_000])
 def test_k_beyond_the_table_gives_every_row_once(build: Build, kind: str, k: int) -> None:

@@ -35,6 +35,18 @@ def updated(build: Build, tmp_path: Path, kind: str, removed: np.ndarray) -> tup
     return index, images, captions
 
 
+@pytest.mark.parametrize("num_rows", [11, 12])
+def test_a_row_that_asks_for_its_neighbours_is_none_of_them_after_a_removal(
+    build: Build, tmp_path: Path, num_rows: int
+) -> None:
+    images = make_vectors(num_rows, 8)
+    before, _ = build(images, ids=ids_of(np.arange(num_rows)), kind="hnsw")
+    removed = np.arange(num_rows) < 2
+    out = tmp_path / "index" / "000002"
+    made = update_index(before, out, images[:0], ids_of(np.arange(0)), removed, embeddings_version=8)
+    assert made.recall_at_10 == 1.0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_added_is_found_and_what_was_removed_is_not_with_the_recall_it_tells(
     build: Build, tmp_path: Path, kind: str

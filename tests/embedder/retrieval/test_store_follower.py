@@ -178,6 +178,25 @@ def test_it_looks_by_itself(files):
         assert arrived.is_set()
 
 
+def test_a_callback_that_fails_ends_no_following(files, caplog):
+    served, seen = [], threading.Event()
+
+    def fail_once(snapshot):
+        served.append(snapshot)
+        if len(served) == 1:
+            raise RuntimeError("the metrics server is away")
+        seen.set()
+
+    with embedder.follow_store(files.address, every_s=0.01, on_change=fail_once) as store:
+        build_store_index(files)
+        while not served:
+            seen.wait(0.01)
+        build_store_index(files)
+        assert seen.wait(30)
+        assert store.snapshot == served[-1]
+    assert "the metrics server is away" in caplog.text
+
+
 def test_texts_are_encoded_by_the_model_of_the_publication_that_answers(make_run, tmp_path):
     source = samples.folder(tmp_path / "in")
     config = make_run(source)

@@ -57,6 +57,18 @@ def test_each_rollback_goes_one_further_back(files):
         rollback_index(files)
 
 
+def test_an_old_version_that_can_not_be_read_bars_no_other(files, caplog):
+    for _ in range(3):
+        build_store_index(files)
+    (files.folder / "index" / "000001" / "manifest.json").write_text("{")
+    status = CliRunner().invoke(app, ["index", "status", "--store", files.address, "--json"])
+    assert status.exit_code == 0, status.output
+    assert "index version 1 can't be read, and is left out: " in caplog.text
+    assert rollback_index(files)[0] == 2
+    with pytest.raises(StoreError, match="embedder rollback --store"):
+        rollback_index(files)
+
+
 def test_where_no_earlier_index_is_of_these_rows_the_way_back_for_both_is_named(files):
     build_store_index(files)
     old = read_current(files).run_id
