@@ -117,8 +117,8 @@ class SimulatedGpu:
         self._default, self._current = Stream(self), threading.local()
         self._calling, self._launchers = set[int](), set[int]()
 
-    def Event(self, *, enable_timing: bool = False) -> Event:
-        del enable_timing
+    def Event(self, *, enable_timing: bool = False, blocking: bool = False) -> Event:
+        del enable_timing, blocking
         return Event(self)
 
     def Stream(self, device: Any = None) -> Stream:

@@ -312,3 +312,13 @@ def silent_stderr() -> Iterator[None]:
         os.dup2(terminal, 2)
         os.close(terminal)
         os.close(nowhere)
+
+
+def mark_any_rows(x: "torch.Tensor") -> None:
+    """Tell torch's compiler that the first dimension has any size, also where it equals another one by chance.
+
+    Else such a batch has a graph of its own, as the compiler takes equal sizes for one.
+    """
+    import torch._dynamo
+
+    torch._dynamo.maybe_mark_dynamic(x, 0)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from shards.compat import mark_any_rows
 from shards.shard import Shard
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -42,7 +43,10 @@ def compile_layers(shard: Shard) -> Callable[[], None]:
 def _run(
     eager: Callable[..., Any], compiled: Callable[..., Any], x_FLD: torch.Tensor, *others: Any, **named: Any
 ) -> Any:
-    return (eager if 1 in x_FLD.shape[:2] else compiled)(x_FLD, *others, **named)
+    if 1 in x_FLD.shape[:2]:
+        return eager(x_FLD, *others, **named)
+    mark_any_rows(x_FLD)
+    return compiled(x_FLD, *others, **named)
 
 
 def keep_compiled(folder: Path) -> None:

@@ -20,6 +20,7 @@ from shards.activations import TowerState
 from shards.compat import silent_stderr
 from shards.heads import unit_rows
 from shards.layouts import Layout
+from shards.length_groups import CPU_GROUPS, GroupCosts
 from shards.loading import activation_dtype
 from shards.model_config import ModelConfig, load_model_config
 from shards.planning.planning_costs import ModelCosts, TowerSeconds
@@ -53,6 +54,7 @@ class TimingSetting:
     num_threads: int = 1
     num_rows: int = 32
     caption_tokens: int = 16
+    group_costs: tuple[tuple[str, GroupCosts], ...] = ()
 
     @property
     def device_name(self) -> str:
@@ -120,6 +122,7 @@ class _SampleBatch:
         lengths = tower.sample_lengths(setting.num_rows, setting.caption_tokens)
         self._side, self._tower = side, tower
         self._batch = TowerState(tower.sample_input(lengths), lengths, tower.sample_grids(lengths))
+        self._costs = dict(setting.group_costs).get(side, CPU_GROUPS)
         self._dtype, self._device = activation_dtype(setting.dtype), torch.device(setting.device)
         self._groups: dict[tuple[int, LayerRange], list[tuple[torch.Tensor, Layout, torch.Tensor]]] = {}
 
@@ -164,7 +167,7 @@ class _SampleBatch:
     def _make_groups(self, num_rows: int, layers: LayerRange) -> list[tuple[torch.Tensor, Layout, torch.Tensor]]:
         tower, device = self._tower, self._device
         some = self._batch.take(torch.arange(num_rows))
-        parts = [some.take(group) for group in some.groups(tower)]
+        parts = [some.take(group) for group in some.groups(tower, self._costs)]
         layouts = [tower.arrange(part, layers).move_to(lambda values: values.to(device)) for part in parts]
         before = [tower.arrange(part, LayerRange(0, layers.start)) for part in parts]
         shapes = [(int(each.elements_per_row.sum()), *tower.activation_shape(layers.start)) for each in before]

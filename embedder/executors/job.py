@@ -214,7 +214,7 @@ def stage_specs(
     settings = settings or settings_of(devices, model.config)
     planned = {name for stage in plan.stages if (name := stage.device) is not None and stage.num_gpus}
     gpus = planned or set(hardware.gpu_names()) if "cuda" in devices else set()
-    costs = group_costs(model.config, gpus) if devices == {"cuda"} else ()
+    costs = group_costs(model.config, gpus, compute.settled_dtype) if devices == {"cuda"} else ()
     return tuple(
         StageSpec(
             index=index,

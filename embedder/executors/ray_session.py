@@ -171,8 +171,17 @@ def _ray_here(num_cpus: int | None, num_gpus: int | None, object_store_bytes: in
         "num_cpus": num_cpus or hardware.num_cpus(),
         "num_gpus": num_gpus,
         "include_dashboard": False,
-        "object_store_memory": min(object_store_bytes, hardware.memory_bytes() // 4),
+        "object_store_memory": min(object_store_bytes, _object_store_limit()),
     }
+
+
+def _object_store_limit() -> int:
+    """Return the most bytes that Ray takes: it refuses more than 10 GB that shared memory has no room for.
+
+    What is less it puts on the disk. Source: Ray 2.60, `determine_plasma_store_config`.
+    """
+    shared = int(0.9 * hardware.shared_memory_bytes())
+    return min(hardware.memory_bytes() // 4, max(OBJECT_STORE_BYTES, shared))
 
 
 def _set_environment(address: str | None) -> None:

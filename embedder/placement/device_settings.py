@@ -142,9 +142,9 @@ def rows_per_batch(batch_size: int | Literal["auto"], settings: DeviceSettings =
     return batch_sizes(batch_size, settings)[0]
 
 
-def group_costs(config: ModelConfig, gpus: Iterable[str]) -> tuple[tuple[str, GroupCosts], ...]:
+def group_costs(config: ModelConfig, gpus: Iterable[str], dtype: str = "float16") -> tuple[tuple[str, GroupCosts], ...]:
     """Return the costs by which rows of similar length are grouped on GPUs, by side; equal in all stages."""
-    flops = min((gpu_type(name).flops["float16"] for name in gpus), default=DEVICES[USUAL_GPU].flops["float16"])
+    flops = min(each.get(dtype, each["float32"]) for each in (gpu_type(name).flops for name in [*gpus] or [USUAL_GPU]))
     return tuple(
         (side, gpu_groups(tower.flops(CAPTION_TOKENS).layer / tower.tokens_in(CAPTION_TOKENS), flops))
         for side, tower in config.towers.items()

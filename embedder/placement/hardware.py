@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
+SHARED_MEMORY = "/dev/shm"
 CPU_INFO = Path("/proc/cpuinfo")
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
@@ -33,19 +35,23 @@ def cpu_limit() -> float:
 
 
 def _cpu_quotas() -> list[float]:
-    """Return the quotas of this process's control groups (version 1 and 2) and their parents, in CPUs."""
+    """Return the quotas of this process's control groups and their parents, in CPUs."""
+    return [quota for quota in map(_cpu_quota, _own_groups("cpu")) if quota is not None]
+
+
+def _own_groups(controller: str) -> list[Path]:
+    """Return the folders of this process's control groups (version 1 and 2) and of their parents."""
     try:
         groups = [line.split(":", 2) for line in OWN_CGROUPS.read_text().splitlines()]
     except OSError:
         return []
     found = []
     for _, controllers, path in groups:
-        if "cpu" in controllers.split(",") or not controllers:
+        if controller in controllers.split(",") or not controllers:
             top = CGROUPS / controllers
             own = top / path.lstrip("/")
             # In a container the path may be the host's, and its own group is the root.
-            quotas = [_cpu_quota(folder) for folder in (own, *own.parents) if folder.is_relative_to(top)]
-            found += [quota for quota in quotas if quota is not None]
+            found += [folder for folder in (own, *own.parents) if folder.is_relative_to(top)]
     return found
 
 
@@ -80,7 +86,10 @@ def num_gpus() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if driver is None or visible is None:
         return number
-    return 0 if visible in ("", "NoDevFiles") else min(number, len(visible.split(",")))
+    ids = list(
+        takewhile(lambda each: not each.strip().startswith("-"), visible.split(","))
+    )  # CUDA ignores what follows
+    return 0 if visible in ("", "NoDevFiles") else min(number, len(ids))
 
 
 def gpus() -> tuple[tuple[str, tuple[int, int] | None], ...]:
@@ -118,8 +127,22 @@ def _driver() -> tuple[ctypes.CDLL | None, int]:
 
 
 def memory_bytes() -> int:
-    """Return the memory of the machine in bytes."""
-    return int(psutil.virtual_memory().total)
+    """Return the memory that this process may use, in bytes: the machine's, or less under a container's limit."""
+    limits = [int(psutil.virtual_memory().total)]
+    for group in _own_groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # "max" is no limit
+                limits.append(int((group / name).read_text()))
+    return min(limits)
+
+
+def shared_memory_bytes() -> int:
+    """Return the free bytes of the memory that processes share, which in a container may be 64 MiB."""
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError:  # not on Linux
+        return memory_bytes()
+    return found.f_bavail * found.f_frsize
 
 
 def process_tree() -> list[psutil.Process]:

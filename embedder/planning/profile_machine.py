@@ -22,7 +22,7 @@ from embedder.config import ComputeSettings, RowSettings
 from embedder.executors.job import decode_spec, preprocessing_of
 from embedder.models.model_folder import Model
 from embedder.placement import hardware
-from embedder.placement.device_settings import rows_per_batch, settings_of, settings_of_costs
+from embedder.placement.device_settings import group_costs, rows_per_batch, settings_of, settings_of_costs
 from embedder.placement.fleet import Available
 from embedder.placement.resources import request_resources
 from embedder.planning.background_load import busy_machine
@@ -101,7 +101,7 @@ def _host_key(compute: ComputeSettings, rows: RowSettings, model: Model) -> dict
 def machine_key() -> dict[str, object]:
     """Return the key of measurements on this machine."""
     libraries = {name: version(name) for name in ("torch", "pillow")}
-    return {"format": 2, "cpu": cpu_name(), "num_cpus": hardware.num_cpus(), **libraries}
+    return {"format": 3, "cpu": cpu_name(), "num_cpus": hardware.num_cpus(), **libraries}
 
 
 def cpu_name() -> str:
@@ -125,12 +125,14 @@ def setting_of(
     num_cpus = hardware.num_cpus()
     stages = request_resources(compute, Available(num_cpus, torch.cuda.device_count())).stages
     num_threads, device = min(stage.num_threads for stage in stages), stages[0].device
+    groups = group_costs(config, [torch.cuda.get_device_name()], compute.settled_dtype) if device == "cuda" else ()
     return TimingSetting(
         dtype=compute.settled_dtype,
         device=device,
         num_threads=num_threads,
         num_rows=rows_per_batch(compute.batch_size, settings_of([device], config)),
         caption_tokens=caption_tokens,
+        group_costs=groups,
     )
 
 

@@ -78,7 +78,8 @@ class OverlappedCopies:
         with self._gpu.stream(self._outward):
             self._outward.wait_event(ended)
             result = encoded.move_to(self._download)
-            gone = self._outward.record_event()
+            gone = self._gpu.Event(blocking=True)  # else the waiting thread keeps a core busy until then
+            gone.record(self._outward)
         before, self._last_ended = self._last_ended, ended
         return result, (before, started, ended), gone
 

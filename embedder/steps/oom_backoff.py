@@ -7,9 +7,12 @@ import torch
 
 from embedder.errors import RunFailedError
 
-# Torch has a specific type only for devices; its CPU allocator and oneDNN raise plain RuntimeErrors, and oneDNN doesn't
-# say that memory was the cause.
-CPU_MESSAGES = (
+# Torch has a specific type only for its own allocator of devices. Its CPU allocator, pinned memory, kernels that are
+# loaded, cuBLAS, cuDNN, Triton and oneDNN raise RuntimeErrors; oneDNN's doesn't say that memory was the cause.
+MESSAGES = (
+    "CUDA error: out of memory",
+    "[CUDA]: out of memory",
+    "STATUS_ALLOC_FAILED",
     "can't allocate memory",
     "not enough memory",
     "Cannot allocate memory",
@@ -61,7 +64,10 @@ class OomBackoffEncoder:
                 f"{self._name}: one item alone needs more memory than there is; give the stage more memory, cut the "
                 f"model into more stages (num_stages), or lower frames_per_segment ({self._problem})"
             )
-        self.max_rows = -(-num_rows // 2)
+        half = -(-num_rows // 2)
+        self.max_rows = (
+            half if self.max_rows is None else min(self.max_rows, half)
+        )  # another thread may have been first
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # pieces of another size can't use the cached blocks
 
@@ -70,4 +76,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the machine or a device is out of memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in CPU_MESSAGES)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES)

@@ -30,6 +30,7 @@ from embedder.store.journal.step_metrics import LOAD, Measurement, measure, trac
 from embedder.store.tables.arrow_tensors import pack_flat, pack_vectors, unpack
 from shards.activations import Arranged, Batch, TowerState
 from shards.compat import num_graphs
+from shards.length_groups import CPU_GROUPS
 from shards.model_config import load_model_config
 from shards.profile import has_own_clock
 from shards.reference import TwinTower, load_towers
@@ -85,8 +86,12 @@ class TowerStage(Stage):
         total_bytes = torch.cuda.get_device_properties(self.spec.device).total_memory
         share_bytes = int(memory_fraction(self.spec, total_bytes) * total_bytes)
         room_bytes = share_bytes - torch.cuda.memory_allocated(self.spec.device)
-        towers = [tower for side, tower in self.config.towers.items() if self._output_kind(side)]
-        return sizes_that_fit(self.spec.batch_sizes, sum(map(bytes_at_once, towers)), room_bytes)
+        costs = dict(self.spec.group_costs)
+        most = {side: costs.get(side, CPU_GROUPS).max_tokens for side in self.config.towers}
+        sides = [(tower, most[side]) for side, tower in self.config.towers.items() if self._output_kind(side)]
+        return sizes_that_fit(
+            self.spec.batch_sizes, lambda rows: sum(bytes_at_once(*each, rows) for each in sides), room_bytes
+        )
 
     def process(self, table: pa.Table) -> pa.Table:
         """Encode the table in batches of the tuned size; columns that no layer reads are not split."""
@@ -127,7 +132,7 @@ class TowerStage(Stage):
             with torch.inference_mode():
                 arranged = self.shard.arrange(Batch(states["vision"], states["text"]), dict(self.spec.group_costs))
                 graphs_before, given_s = num_graphs(), time.time()
-                encoded, times = self._compute(arranged)
+                encoded, times, launched = self._compute(arranged)
             outputs = {"vision": self._column("vision", encoded.vision), "text": self._column("text", encoded.text)}
             measurement.num_rows = batch.num_rows
             table = pa.table(batch)
@@ -139,6 +144,9 @@ class TowerStage(Stage):
                 table = table.drop_columns(_beside_images(batch))
         if times is not None:
             _note_device(measurement, times, arrival, given_s)
+            measurement.cpu_s += launched.cpu_s
+            if num_graphs() != graphs_before:  # meanwhile the device waited for the compiler
+                _move_to_launches(measurement, min(launched.wall_s, measurement.wall_s))
         if _is_cuda(self.spec):
             measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
         if num_graphs() == graphs_before:  # compiling isn't part of a batch's cost
@@ -146,12 +154,19 @@ class TowerStage(Stage):
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
 
-    def _compute(self, arranged: Arranged) -> tuple[Batch, DeviceTimes | None]:
-        """Run the shard; also return its device's seconds if calls may overlap."""
-        run = self._compiled or self.shard.compute
+    def _compute(self, arranged: Arranged) -> tuple[Batch, DeviceTimes | None, Measurement]:
+        """Run the shard; also return the seconds of its device and of the launching thread, if calls may overlap."""
+        run, launched = self._compiled or self.shard.compute, Measurement("launch")
         if self._copies is None:
-            return run(arranged.move_to(lambda values: values.to(self.spec.device))), None
-        return self._copies(run, arranged)
+            return run(arranged.move_to(lambda values: values.to(self.spec.device))), None, launched
+
+        def launch(moved: Arranged) -> Batch:
+            began_s, cpu_s = time.perf_counter(), time.thread_time()
+            encoded = run(moved)
+            launched.wall_s, launched.cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
+            return encoded
+
+        return *self._copies(launch, arranged), launched
 
     def _cpu_clock(self) -> Callable[[], float]:
         """Return a clock of a batch's CPU seconds: only this thread's if torch uses no other."""
@@ -235,24 +250,37 @@ def _note_device(measurement: Measurement, times: DeviceTimes, arrival: Arrival 
     measurement.waited_copy_s, measurement.waited_launch_s = times.waited_copy_s, times.waited_launch_s
 
 
+def _move_to_launches(measurement: Measurement, seconds: float) -> None:
+    """Count some of a batch's first seconds as a wait for its kernels."""
+    measurement.started_s += seconds
+    measurement.wall_s -= seconds
+    measurement.waited_launch_s += seconds
+
+
 def _beside_images(batch: pa.RecordBatch | pa.Table) -> list[str]:
     """List the columns of a batch that accompany its images."""
     return [name for name in BESIDE_IMAGES if name in batch.schema.names]
 
 
-def bytes_at_once(tower: Tower) -> int:
-    """Return the most bytes a tower holds at once for a row: its largest layer in float32, and the input."""
-    num_tokens = tower.max_tokens if isinstance(tower, TextTower) else 0
-    return tower.inputs_per_row * (4 * tower.workspace_values(num_tokens) + tower.input_bytes(num_tokens))
+def bytes_at_once(tower: Tower, most_tokens: int, num_rows: int) -> int:
+    """Return the most bytes a tower holds at once for a batch: its largest layer in float32, and the input.
+
+    Captions are computed in groups of `most_tokens`, one after the other.
+    """
+    num_tokens, at_once = 0, num_rows
+    if isinstance(tower, TextTower):
+        num_tokens, at_once = tower.max_tokens, min(num_rows, max(1, most_tokens // tower.max_tokens))
+    layer_bytes, input_bytes = 4 * tower.workspace_values(num_tokens), tower.input_bytes(num_tokens)
+    return tower.inputs_per_row * (at_once * layer_bytes + num_rows * input_bytes)
 
 
-def sizes_that_fit(sizes: Sequence[int], bytes_per_row: int, room_bytes: int) -> tuple[int, ...]:
+def sizes_that_fit(sizes: Sequence[int], bytes_of: Callable[[int], int], room_bytes: int) -> tuple[int, ...]:
     """Drop batch sizes that need too much memory; the smallest one always stays.
 
-    `sizes` has the default first. `bytes_per_row` is what is held at once; half of `room_bytes` is left for data in
-    flight.
+    `sizes` has the default first. `bytes_of` is what so many rows hold at once; half of `room_bytes` is left for data
+    in flight.
     """
-    return tuple(size for size in sizes if 2 * size * bytes_per_row <= room_bytes) or (min(sizes),)
+    return tuple(size for size in sizes if 2 * bytes_of(size) <= room_bytes) or (min(sizes),)
 
 
 def check_device(spec: StageSpec) -> None:

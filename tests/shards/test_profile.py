@@ -2,15 +2,17 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from shards.fresh import init_model
-from shards.model_config import ModelConfig
+from shards.length_groups import GroupCosts
+from shards.model_config import ModelConfig, load_model_config
 from shards.planning.planning_costs import ModelCosts
 from shards.preprocess import PreprocessConfig
-from shards.profile import TimingSetting, measure_costs, measure_part
+from shards.profile import TimingSetting, _SampleBatch, measure_costs, measure_part
 from shards.ranges import LayerRange
 from shards.towers.albert import AlbertTower
 from shards.towers.vit import VitTower
@@ -45,6 +47,16 @@ def test_layers_with_more_operations_take_longer_and_the_costs_survive_their_fil
     assert ModelCosts.from_json(costs.to_json()) == costs
     whole = costs.vision.of(LayerRange(0, 3), 3)
     assert whole == pytest.approx(costs.vision.front_s + 3 * costs.vision.layer_s + costs.vision.head_s)
+
+
+def test_captions_are_timed_in_the_groups_in_which_a_stage_computes_them(model):
+    tower = load_model_config(model).required_text
+    setting = TimingSetting(num_rows=64)
+    one = GroupCosts(price_tokens=1e9, max_tokens=1 << 17, max_computed=10.0, few_tokens=0)
+    grouped = replace(setting, group_costs=(("text", one),))
+    layers = LayerRange(0, 1)
+    numbers = [len(_SampleBatch("text", tower, each)._make_groups(64, layers)) for each in (setting, grouped)]
+    assert numbers[0] > numbers[1] == 1
 
 
 def test_workspace_is_what_is_alive_beside_the_output():

@@ -20,7 +20,7 @@ SLOW_S = 0.03  # of one stream's, so that nothing comes in time by chance
 class Event:
     """A place in a stream's work."""
 
-    def __init__(self, enable_timing=False):
+    def __init__(self, enable_timing=False, blocking=False):
         self._done, self.at_s = threading.Event(), None
 
     def record(self, stream):

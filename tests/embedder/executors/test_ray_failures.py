@@ -10,9 +10,10 @@ from embedding_runs import begun
 
 from embedder.errors import RunFailedError, StoreError
 from embedder.executors.job import make_plan, plan_job
-from embedder.executors.ray_session import ray_session
+from embedder.executors.ray_session import _ray_here, ray_session
 from embedder.models.model_folder import open_model
 from embedder.pipeline import embed_on_ray, translate_ray_error
+from embedder.placement import hardware
 from embedder.placement.fleet import Available
 from embedder.sources.listing import list_sources
 from shards.model_errors import ModelError
@@ -24,6 +25,16 @@ def failure_of(run):
     with pytest.raises(RayError) as caught:
         run()
     return translate_ray_error(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("free", "asked"), [(64 << 20, 1 << 30), (12 << 30, int(0.9 * (12 << 30))), (64 << 30, 16 << 30)]
+)
+def test_ray_gets_no_larger_object_store_than_shared_memory_has_room_for(monkeypatch, free, asked):
+    """A container's may be of 64 MiB, and Ray refuses to put more than 10 GB on the disk."""
+    monkeypatch.setattr(hardware, "memory_bytes", lambda: 128 << 30)
+    monkeypatch.setattr(hardware, "shared_memory_bytes", lambda: free)
+    assert _ray_here(None, 1, object_store_bytes=16 << 30)["object_store_memory"] == asked
 
 
 def test_a_mistake_that_a_write_task_finds_is_that_mistake(ray_cluster):

@@ -10,6 +10,7 @@ from embedder.placement.device_settings import (
     GPU_SETTINGS,
     batch_sizes,
     fit_to_store,
+    group_costs,
     settings_of,
 )
 from shards.costs import cut_bytes
@@ -29,6 +30,17 @@ def test_a_batch_fits_into_a_hand_over_at_every_cut(name, tmp_path):
     assert [each / first for each in others] == [2, 4, 0.5, 0.25]
     assert settings_of(["cpu"], config) == CPU_SETTINGS
     assert batch_sizes(12, settings_of(["cuda"], config)) == (12,)
+
+
+def test_a_gpu_that_computes_slower_groups_captions_by_less_padding(tmp_path):
+    config = PUBLISHED["CLIP ViT-B/32"].describe(tmp_path)
+    prices = {
+        (gpu, dtype): dict(group_costs(config, [gpu], dtype))["text"].price_tokens
+        for gpu in ("A100", "H100")
+        for dtype in ("float32", "bfloat16")
+    }
+    assert prices["A100", "float32"] < prices["A100", "bfloat16"] < prices["H100", "bfloat16"]
+    assert prices["H100", "float32"] < prices["H100", "bfloat16"]
 
 
 def test_blocks_of_a_gpu_leave_each_step_room_for_several_in_the_object_store():

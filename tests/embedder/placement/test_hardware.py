@@ -53,6 +53,29 @@ def test_the_smallest_quota_around_a_process_bounds_its_cpus(groups, own, files,
 
 
 @pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        ("0::/\n", {}, 64),
+        ("0::/\n", {"memory.max": "max\n"}, 64),
+        ("0::/job/part\n", {"job/part/memory.max": "max\n", "job/memory.max": f"{8 << 30}\n"}, 8),
+        ("4:memory:/\n1:cpu:/\n", {"memory/memory.limit_in_bytes": f"{16 << 30}\n"}, 16),
+        ("4:memory:/\n1:cpu:/\n", {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"}, 64),
+    ],
+)
+def test_a_containers_limit_bounds_the_memory(groups, monkeypatch, own, files, limit):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=64 << 30))
+    groups(own, files)
+    assert hardware.memory_bytes() == limit << 30
+
+
+@pytest.mark.parametrize(("visible", "counted"), [("-1", 0), ("0,-1,1", 1), ("0,1", 2), ("", 0), ("0,1,2,3,4", 4)])
+def test_gpus_after_a_negative_number_are_not_visible(monkeypatch, visible, counted):
+    monkeypatch.setattr(hardware, "_driver", lambda: (object(), 4))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert hardware.num_gpus() == counted
+
+
+@pytest.mark.parametrize(
     ("cpu_info", "has_bf16"),
     [
         ("model name\t: AMD EPYC 9R14\nflags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni\n", True),

@@ -221,6 +221,16 @@ def test_the_batch_that_compiles_counts_for_no_batch_size(vit, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_first_batch_with_as_many_rows_as_tokens_shares_its_graph_with_the_others(tmp_path):
+    model, side = model_of(VitTower, tmp_path / "model")
+    stage = TowerStage(spec_of(model, side, compile=True)).load()
+    tower, before = stage.config.towers[side], num_graphs()
+    for num_rows in (tower.num_tokens, 8, 3):
+        stage(rows_of(tower, num_rows))
+    assert num_graphs() - before == 1
+
+
+@pytest.mark.slow
 def test_without_a_cpp_compiler_a_stage_goes_on_eagerly_and_says_so(vit, monkeypatch, caplog):
     import torch._inductor.config as inductor
 

@@ -1,5 +1,6 @@
 """Copies to a GPU and back beside its computation, on streams of threads; and on a GPU where there is one."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,17 +12,20 @@ from simulated_gpu import SimulatedCopies
 
 from embedder.batch_schema import TRACE
 from embedder.errors import ConfigError
-from embedder.steps.stage import CONTEXT_BYTES, TowerStage, memory_fraction, sizes_that_fit
+from embedder.steps.stage import CONTEXT_BYTES, TowerStage, bytes_at_once, memory_fraction, sizes_that_fit
 from embedder.steps.stage_spec import StageSpec
 from embedder.store.tables.arrow_tensors import pack
 from shards.activations import Batch, TowerState
 from shards.model_config import load_model_config
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec, whole_model
+from shards.towers.albert import AlbertTower
 
 WAIT_S = 30
 ENQUEUE_S = 0.01
 CALLS = 6
+LAUNCH_S = 0.1
+COMPILE_S = 0.6
 
 
 def batch_of(values):
@@ -112,6 +116,24 @@ def test_the_next_input_comes_and_the_last_output_goes_while_a_call_computes():
     assert [values.tolist() for values in found] == [[0] * 4, [1] * 4]
 
 
+def test_a_call_waits_for_its_result_without_keeping_a_core_busy():
+    copies, waited = SimulatedCopies(), []
+
+    class Event(copies._gpu.Event):
+        def __init__(self, enable_timing=False, blocking=False):
+            super().__init__()
+            self.blocking = blocking
+
+        def synchronize(self):
+            if threading.current_thread() is threading.main_thread():
+                waited.append(self.blocking)
+            super().synchronize()
+
+    copies._gpu.Event = Event
+    copies(Doubling(copies), batch_of(torch.ones(3)))
+    assert waited == [True], "of CUDA's, others spin"
+
+
 def test_a_call_that_fails_leaves_the_way_free_for_the_next():
     copies = SimulatedCopies()
 
@@ -162,6 +184,51 @@ def test_a_stage_with_two_calls_at_once_gives_the_same_vectors_to_the_bit(tiny_m
         assert all(call["wall_s"] > 0 for call in calls)
 
 
+def simulated_stage(model, kind):
+    """A stage whose shard is of a kind, on simulated streams."""
+    spec = whole_model(load_model_config(model))
+    stage = TowerStage(StageSpec(0, str(model), spec, "float32", "cpu", 1, (8,))).load()
+    stage._copies = SimulatedCopies()
+    stage.shard = kind(stage.shard, stage._copies)
+    return stage
+
+
+def calls_of(table):
+    calls = [call for calls in table["trace"].drop_null().to_pylist() for call in calls]
+    return [call for call in calls if call["step"] == "stage 0"]
+
+
+class Launching(Waiting):
+    """A shard that takes a while to launch."""
+
+    def compute(self, arranged):
+        ends_s = time.thread_time() + LAUNCH_S
+        while time.thread_time() < ends_s:
+            pass
+        return super().compute(arranged)
+
+
+def test_cpu_seconds_of_the_launching_thread_are_the_stages(tiny_model):
+    calls = calls_of(simulated_stage(tiny_model, Launching)(rows_of(0, 16)))
+    assert len(calls) == 2 and all(call["cpu_s"] >= LAUNCH_S for call in calls)
+
+
+def test_while_layers_are_compiled_the_device_waits_for_its_kernels(tiny_model, monkeypatch):
+    graphs = [0]
+    monkeypatch.setattr("embedder.steps.stage.num_graphs", lambda: graphs[0])
+
+    class Compiling(Waiting):
+        def compute(self, arranged):
+            if graphs[0] == 0:
+                time.sleep(COMPILE_S)
+                graphs[0] = 1
+            return super().compute(arranged)
+
+    first, second = calls_of(simulated_stage(tiny_model, Compiling)(rows_of(0, 16)))
+    assert first["waited_launch_s"] >= 0.9 * COMPILE_S > first["wall_s"]
+    assert second["waited_launch_s"] < COMPILE_S / 2
+
+
 def shared_stage(share, device="cuda", model=""):
     """The settings of a stage with a share of a GPU."""
     spec = whole_model(load_model_config(model)) if model else ShardSpec(LayerRange(0, 1), LayerRange(0, 1))
@@ -178,9 +245,17 @@ def test_shares_of_a_gpu_with_their_contexts_fit_into_its_memory(share, gib):
 
 def test_batches_that_find_no_room_on_a_gpu_are_not_tried():
     sizes, row = (256, 512, 1024, 128, 64), 14 << 20  # of a ViT-L/14, in float32
-    assert sizes_that_fit(sizes, row, 75 << 30) == sizes
-    assert sizes_that_fit(sizes, row, 9 << 30) == (256, 128, 64)
-    assert sizes_that_fit(sizes, row, 1 << 30) == (64,), "smaller ones come by the back-off"
+    assert sizes_that_fit(sizes, row.__mul__, 75 << 30) == sizes
+    assert sizes_that_fit(sizes, row.__mul__, 9 << 30) == (256, 128, 64)
+    assert sizes_that_fit(sizes, row.__mul__, 1 << 30) == (64,), "smaller ones come by the back-off"
+
+
+def test_captions_of_a_long_limit_are_computed_in_groups_and_need_no_more_than_one():
+    tower = AlbertTower(vocab_size=100, max_position_embeddings=8192, num_attention_heads=12)
+    group = 16 * tower.max_tokens
+    inputs = tower.input_bytes(tower.max_tokens)
+    assert bytes_at_once(tower, group, 1024) - bytes_at_once(tower, group, 16) == (1024 - 16) * inputs
+    assert bytes_at_once(tower, tower.max_tokens // 2, 1) == bytes_at_once(tower, group, 1)
 
 
 def test_a_share_that_holds_no_more_than_the_context_is_refused_with_the_cure():

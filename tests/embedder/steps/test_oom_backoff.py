@@ -39,7 +39,14 @@ def encoder_that_fits(num_rows, error=CUDA_ERROR, seen=None):
     return OomBackoffEncoder("stage 1", encode)
 
 
-@pytest.mark.parametrize("error", [CUDA_ERROR, CPU_ERROR, MemoryError()])
+OTHER_CUDA_ERRORS = (
+    torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in the documentation"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+)
+
+
+@pytest.mark.parametrize("error", [CUDA_ERROR, CPU_ERROR, MemoryError(), *OTHER_CUDA_ERRORS])
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 31, 32])
 def test_all_rows_come_through_in_order_whatever_fits(error, num_rows):
     tables = encoder_that_fits(num_rows, error)(batch_of(32))
@@ -52,6 +59,13 @@ def test_what_did_not_fit_once_is_not_tried_again():
     for _ in range(3):
         list(encode(batch_of(16)))
     assert seen == [16, 8, 4, 4, 4, 4] + [4] * 8
+
+
+def test_of_calls_at_once_the_one_that_found_the_least_room_decides():
+    encode = encoder_that_fits(5)
+    for num_rows in (1024, 512, 1024):
+        encode._shrink(num_rows)
+    assert encode.max_rows == 256
 
 
 def test_one_row_that_does_not_fit_ends_the_run_with_the_cure():
