@@ -178,6 +178,9 @@ def _num_json_without_caption(to_embed: pa.Table, result: RunResult) -> int:
     if not len(ids):
         return 0
     parts = [part for entry in result.entries for part in entry.parts]
+    for rows in stream_keys(result.run.files, parts, "items", ["item_id", "error_type"]):  # rejects say why themselves
+        broken = rows.filter(pc.is_valid(rows["error_type"]))["item_id"].combine_chunks()
+        ids = ids.filter(pc.invert(pc.is_in(ids, value_set=broken)))
     lacking = (
         rows.filter(pc.and_(pc.equal(rows["segment"], 0), pc.is_null(rows["caption"])))["item_id"]
         for rows in stream_keys(result.run.files, parts, "embeddings", ["item_id", "segment", "caption"])

@@ -6,7 +6,7 @@ from embedder.report.report_schema import Report
 from embedder.storage.cost_cache import keep, read_kept
 
 MIN_ITEMS = 8
-"""Runs with fewer items say nothing about the rate, only about the start."""
+"""Runs with fewer items say little about the rate, so they only correct what a longer one has said."""
 WEIGHT = 0.5
 """Weight of the newest run in the stored means: they adapt to another load of the machine after a few runs."""
 
@@ -24,10 +24,12 @@ def keep_times(ray_address: str | None, fingerprint: str, report: Report, num_he
 
     `num_here` is the number of items that its session embedded, `publish_s` the seconds that its publication took.
     """
-    if ray_address is not None or num_here < MIN_ITEMS or not report.items_per_s or report.models:
+    if ray_address is not None or not num_here or not report.items_per_s or report.models:
         return
     key = _key(report.engine or "", fingerprint)
     before = read_kept(RunTimes, key)
+    if before is None and num_here < MIN_ITEMS:
+        return
     new = RunTimes(report.startup_s, report.items_per_s, num_here, publish_s)
     keep(new if before is None else _mean(before, new), key)
 

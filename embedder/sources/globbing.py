@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import chain, product, takewhile
 
 from embedder.errors import SourceError
 from embedder.sources.listing_schema import file_version
@@ -131,10 +131,29 @@ def _matching(pattern: str, root: str) -> Iterator[Entry]:
         matcher = glob_regex(pattern)
         yield from (entry for entry in walk_objects(root) if matcher.match(f"{root}/{entry.name}"))
     else:
-        real_root = os.path.realpath(root)
-        for match in sorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207
-            if entry := look_at(root, match[start:], real_root):
-                yield entry
+        yield from _below(root, pattern[start:])
+
+
+def _below(root: str, pattern: str) -> list[Entry]:
+    """Return the files that a relative pattern matches; links and unreadable folders are treated as in a folder."""
+    if not os.path.isdir(root):  # noqa: PTH112
+        return []
+    pattern = f"{pattern}/*" if pattern.endswith("**") else pattern
+    parts = pattern.split("/")
+    fixed = [glob_regex(part) for part in takewhile("**".__ne__, parts)]
+    shows = any(part.startswith(".") for part in parts)
+
+    def skips(folder: str) -> bool:
+        names = folder.split("/")
+        return (
+            (names[-1].startswith(".") and not shows)
+            or ("**" not in parts and len(names) >= len(parts))
+            or not all(matcher.match(name) for matcher, name in zip(fixed, names, strict=False))
+        )
+
+    matcher = glob_regex(pattern)
+    found = (entry for entry in walk_folder(root, skips) if matcher.match(entry.name))
+    return sorted(entry for entry in found if shows or not entry.name.rpartition("/")[2].startswith("."))
 
 
 def fixed_root(pattern: str) -> str:

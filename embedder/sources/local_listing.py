@@ -81,7 +81,7 @@ def _scan(root: str, prefix: str) -> tuple[list[str], list[str], list[str]]:
             return [], [], []
         where = os.path.join(root, prefix).encode("utf-8", "backslashreplace").decode()  # noqa: PTH118
         raise SourceError(
-            f"{where}: {error.strerror}; a listing must be complete: give read access, or move it out of the source"
+            f"{where}: {error.strerror}; a listing must be complete: give read access, or leave it out with `exclude`"
         ) from None
     return files, odd, folders
 

@@ -275,7 +275,7 @@ class Selection:
     def _folder_verdict(self, folder: str) -> Verdict | None:
         if self._is_own(folder) or (not is_remote(self._root) and _is_store(f"{self._root}/{folder}")):
             return "own"
-        if self.excludes(folder):
+        if self.excludes(folder) or self.excludes(f"{folder}/"):  # `private/` means what is below it
             return "excluded"
         return "junk" if in_junk_folder(folder) else None
 

@@ -93,9 +93,12 @@ def test_the_caption_of_a_json_may_stand_under_several_keys(make_run, source, ke
 
 def test_a_json_without_a_caption_is_a_line_that_names_the_keys(make_run, source, said):
     (source / "pictures/0001.json").write_text('{"title": "0001.png", "rating": 5}')
+    for name, broken in (("0003", '{"caption": "cut off'), ("0005", '{"caption": 5}')):
+        (source / f"pictures/{name}.txt").unlink(missing_ok=True)
+        (source / f"pictures/{name}.json").write_text(broken)
     report, rows = refreshed(make_run(source))
     assert rows["pictures/0001.png", 0]["caption"] is None
-    assert report.num_json_without_caption == 1
+    assert report.num_json_without_caption == 1, "rejects say for themselves what is wrong with them"
     (line,) = [line for line in said if "without a caption" in line]
     assert line == (
         "1 .json without a caption: read are its keys caption, text, description, alt_text, alt, prompt; "

@@ -206,5 +206,11 @@ def test_the_times_of_a_run_are_those_that_the_next_one_is_told(make_run, tmp_pa
     times = measured_times(make_run(source).ray_address, fingerprint)["local"]
     assert min(times.startup_s, times.items_per_s, times.publish_s) > 0
     assert report.startup_s > 0
+    few = samples.folder(tmp_path / "few", num_images=1, num_clips=0)
+    for _ in range(2):
+        embed(make_run(few, store=str(tmp_path / f"few-{_}")))
+    corrected = measured_times(None, fingerprint)["local"]
+    assert corrected.startup_s != times.startup_s, "a run of one item says how long a start takes"
+    assert corrected.items_per_s == pytest.approx(times.items_per_s, rel=0.5), "and little of the rate"
     embed(make_run(source, store=str(tmp_path / "other"), engine="auto"))
     assert any(line.endswith("; the time in one process is from earlier runs here") for line in said)

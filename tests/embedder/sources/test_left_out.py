@@ -110,7 +110,8 @@ def test_a_folder_that_is_left_out_is_not_even_opened(make_files, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert listed(root, exclude=["private"])[0] == ["a.jpg"]
+    for pattern in ("private", "private/", "private/**"):
+        assert listed(root, exclude=[pattern])[0] == ["a.jpg"]
     with pytest.raises(SourceError, match=r"root/private/: Permission denied; a listing must be complete"):
         listed(root)
 

@@ -199,6 +199,38 @@ def test_an_empty_folder_yields_nothing_and_a_missing_one_is_an_error(make_files
         list_items(tmp_path / "pipe")
 
 
+def test_a_pattern_enters_no_linked_folder_and_no_folder_that_it_can_not_match(make_files, list_items, tmp_path):
+    root = make_files({"a.jpg": b"A", "sub/b.jpg": b"B", "sub/deep/c.jpg": b"C", ".hidden/d.jpg": b"D"})
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "s.jpg").write_bytes(b"S")
+    (root / "loop").symlink_to("../root")
+    (root / "out").symlink_to(tmp_path / "secret")
+    for pattern, found in (
+        ("**/*.jpg", {"a.jpg", "sub/b.jpg", "sub/deep/c.jpg"}),
+        ("**", {"a.jpg", "sub/b.jpg", "sub/deep/c.jpg", "out"}),  # which is a reject
+        ("*/*.jpg", {"sub/b.jpg"}),
+        ("s*/**/c.jpg", {"sub/deep/c.jpg"}),
+        (".hidden/*.jp[g]", {"d.jpg"}),
+    ):
+        assert set(list_items(root / pattern, kind="files")) == found, pattern
+
+
+def test_a_folder_that_a_pattern_can_match_and_nobody_can_read_ends_the_listing(make_files, list_items, monkeypatch):
+    """Its items would look deleted, and be retired."""
+    root = make_files({"a.jpg": b"A", "closed/b.jpg": b"B", "sub/c.jpg": b"C"})
+    scandir = os.scandir
+
+    def refuse(path):
+        if "closed" in str(path):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SourceError, match=r"closed/: Permission denied; a listing must be complete"):
+        list_items(root / "**/*.jpg", kind="files")
+    assert set(list_items(root / "s*/*.jpg", kind="files")) == {"sub/c.jpg"}
+
+
 def test_links_that_a_pattern_matches_are_held_to_its_root(make_files, list_items, tmp_path):
     root = make_files({"a.jpg": b"A", "sub/b.jpg": b"B"})
     (tmp_path / "secret.jpg").write_bytes(b"S")
