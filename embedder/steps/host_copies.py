@@ -7,6 +7,7 @@ reach half the speed of one (`docs/decisions.md`). It never waits, so the next b
 still computes the last one; as one stream computes them all, they share memory for activations.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -22,12 +23,20 @@ class DeviceTimes(NamedTuple):
 
     `computed_s` runs from the first kernel to the last. Idle time is split by cause: `waited_input_s`, no input was
     given yet; `waited_copy_s`, the input was being copied; `waited_launch_s`, the first kernel wasn't launched yet.
+    `launching_s` and `launching_cpu_s` are those of the thread that launched the kernels.
     """
 
     computed_s: float
     waited_input_s: float
     waited_copy_s: float
     waited_launch_s: float
+    launching_s: float
+    launching_cpu_s: float
+
+    def while_compiling(self) -> "DeviceTimes":
+        """Count the time of launching as a wait for it: the first kernel came, and the others were compiled."""
+        idle_s = min(self.launching_s, self.computed_s)
+        return self._replace(computed_s=self.computed_s - idle_s, waited_launch_s=self.waited_launch_s + idle_s)
 
 
 class Movable(Protocol):
@@ -61,12 +70,15 @@ class OverlappedCopies:
             moved = batch.move_to(self._upload)
             arrived.record(self._inward)
         # Don't give it a name: if it fails, its error would reference itself, and with it the tensors of its frames.
-        result, (before, started, ended), gone = self._launcher.submit(self._launch, run, moved, arrived).result()
+        result, events, gone, launching = self._launcher.submit(self._launch, run, moved, arrived).result()
         gone.synchronize()
-        return result, _times(before, asked, arrived, started, ended)
+        return result, DeviceTimes(*_times(asked, arrived, *events), *launching)
 
-    def _launch(self, run: Callable[[Input], Batch], moved: Input, arrived: Any) -> tuple[Batch, tuple[Any, ...], Any]:
-        """Queue a batch's computation and the copy of its result on their streams."""
+    def _launch(
+        self, run: Callable[[Input], Batch], moved: Input, arrived: Any
+    ) -> tuple[Batch, tuple[Any, ...], Any, tuple[float, float]]:
+        """Queue a batch's computation and the copy of its result on their streams; also return its own seconds."""
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         stream = self._gpu.current_stream(self._device)
         stream.wait_event(arrived)
         moved.move_to(self._keep)
@@ -81,7 +93,8 @@ class OverlappedCopies:
             gone = self._gpu.Event(blocking=True)  # else the waiting thread keeps a core busy until then
             gone.record(self._outward)
         before, self._last_ended = self._last_ended, ended
-        return result, (before, started, ended), gone
+        launching = time.perf_counter() - began_s, time.thread_time() - began_cpu_s
+        return result, (before, started, ended), gone, launching
 
     def _keep(self, values: torch.Tensor) -> torch.Tensor:
         """Reuse the memory of an input only after the computing stream is done with it, too."""
@@ -111,12 +124,12 @@ class OverlappedCopies:
         return target.copy_(source, non_blocking=True)
 
 
-def _times(before: Any, asked: Any, arrived: Any, started: Any, ended: Any) -> DeviceTimes:
-    """Return a batch's seconds from its completed events and from the previous batch's end, if any."""
+def _times(asked: Any, arrived: Any, before: Any, started: Any, ended: Any) -> tuple[float, float, float, float]:
+    """Return a batch's seconds of the device, from its completed events and from the previous batch's end, if any."""
     computed_s = started.elapsed_time(ended) / 1000
     if before is None:
-        return DeviceTimes(computed_s, 0.0, 0.0, 0.0)
+        return computed_s, 0.0, 0.0, 0.0
     asked_s, arrived_s, started_s = (max(0.0, before.elapsed_time(event) / 1000) for event in (asked, arrived, started))
     given_s = min(asked_s, started_s)
     copied_s = min(max(arrived_s, given_s), started_s)
-    return DeviceTimes(computed_s, given_s, copied_s - given_s, started_s - copied_s)
+    return computed_s, given_s, copied_s - given_s, started_s - copied_s

@@ -132,7 +132,7 @@ class TowerStage(Stage):
             with torch.inference_mode():
                 arranged = self.shard.arrange(Batch(states["vision"], states["text"]), dict(self.spec.group_costs))
                 graphs_before, given_s = num_graphs(), time.time()
-                encoded, times, launched = self._compute(arranged)
+                encoded, times = self._compute(arranged)
             outputs = {"vision": self._column("vision", encoded.vision), "text": self._column("text", encoded.text)}
             measurement.num_rows = batch.num_rows
             table = pa.table(batch)
@@ -142,31 +142,22 @@ class TowerStage(Stage):
                     measurement.bytes_out += output[1].nbytes
             if self._output_kind("vision") == "embedding":
                 table = table.drop_columns(_beside_images(batch))
+        has_compiled = num_graphs() != graphs_before
         if times is not None:
-            _note_device(measurement, times, arrival, given_s)
-            measurement.cpu_s += launched.cpu_s
-            if num_graphs() != graphs_before:  # meanwhile the device waited for the compiler
-                _move_to_launches(measurement, min(launched.wall_s, measurement.wall_s))
+            _note_device(measurement, times.while_compiling() if has_compiled else times, arrival, given_s)
         if _is_cuda(self.spec):
             measurement.peak_gpu_bytes = torch.cuda.max_memory_allocated(self.spec.device)
-        if num_graphs() == graphs_before:  # compiling isn't part of a batch's cost
+        if not has_compiled:  # which isn't part of a batch's cost
             self._note_cost(measurement)
         trace = trace_column(batch.num_rows, measurement, table["trace"], next(self._unreported_load, None))
         return table.drop_columns(["trace"]).append_column("trace", trace)
 
-    def _compute(self, arranged: Arranged) -> tuple[Batch, DeviceTimes | None, Measurement]:
-        """Run the shard; also return the seconds of its device and of the launching thread, if calls may overlap."""
-        run, launched = self._compiled or self.shard.compute, Measurement("launch")
+    def _compute(self, arranged: Arranged) -> tuple[Batch, DeviceTimes | None]:
+        """Run the shard; also return its device's seconds if calls may overlap."""
+        run = self._compiled or self.shard.compute
         if self._copies is None:
-            return run(arranged.move_to(lambda values: values.to(self.spec.device))), None, launched
-
-        def launch(moved: Arranged) -> Batch:
-            began_s, cpu_s = time.perf_counter(), time.thread_time()
-            encoded = run(moved)
-            launched.wall_s, launched.cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
-            return encoded
-
-        return *self._copies(launch, arranged), launched
+            return run(arranged.move_to(lambda values: values.to(self.spec.device))), None
+        return self._copies(run, arranged)
 
     def _cpu_clock(self) -> Callable[[], float]:
         """Return a clock of a batch's CPU seconds: only this thread's if torch uses no other."""
@@ -243,18 +234,11 @@ def _note_device(measurement: Measurement, times: DeviceTimes, arrival: Arrival 
     Its input was given to it at the Unix time `given_s`; without an arrival all of that wait is the step's before.
     """
     measurement.started_s += measurement.wall_s - times.computed_s
-    measurement.wall_s = times.computed_s
+    measurement.wall_s, measurement.cpu_s = times.computed_s, measurement.cpu_s + times.launching_cpu_s
     waits = InputWaits(times.waited_input_s) if arrival is None else arrival.split(times.waited_input_s, given_s)
     measurement.waited_input_s, measurement.waited_driver_s = waits.step_s, waits.driver_s
     measurement.waited_store_s, measurement.waited_unpack_s = waits.store_s, waits.unpack_s
     measurement.waited_copy_s, measurement.waited_launch_s = times.waited_copy_s, times.waited_launch_s
-
-
-def _move_to_launches(measurement: Measurement, seconds: float) -> None:
-    """Count some of a batch's first seconds as a wait for its kernels."""
-    measurement.started_s += seconds
-    measurement.wall_s -= seconds
-    measurement.waited_launch_s += seconds
 
 
 def _beside_images(batch: pa.RecordBatch | pa.Table) -> list[str]:
