@@ -86,10 +86,9 @@ def num_gpus() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if driver is None or visible is None:
         return number
-    ids = list(
-        takewhile(lambda each: not each.strip().startswith("-"), visible.split(","))
-    )  # CUDA ignores what follows
-    return 0 if visible in ("", "NoDevFiles") else min(number, len(ids))
+    # CUDA ignores a negative number and all that follows it.
+    ids = takewhile(lambda each: not each.strip().startswith("-"), visible.split(","))
+    return 0 if visible in ("", "NoDevFiles") else min(number, len([*ids]))
 
 
 def gpus() -> tuple[tuple[str, tuple[int, int] | None], ...]:
@@ -137,7 +136,7 @@ def memory_bytes() -> int:
 
 
 def shared_memory_bytes() -> int:
-    """Return the free bytes of the memory that processes share, which in a container may be 64 MiB."""
+    """Return the free bytes of the memory that processes share; a container's may have 64 MiB."""
     try:
         found = os.statvfs(SHARED_MEMORY)
     except OSError:  # not on Linux
