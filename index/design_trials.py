@@ -200,7 +200,7 @@ class DesignTrials:
     def compare(self, trials: Sequence[DesignTrial]) -> list[DesignTrial]:
         """Measure the latency of designs again, in turns: a machine that others use may be half as fast for seconds.
 
-        Those that are slower by far, lie on disk, or whose index isn't kept stay as they are. No index is kept after it.
+        Those that are slower by far, lie on disk, or whose index isn't kept stay as they are. Afterwards none is kept.
         """
         most_ms = _SLOWER * min((trial.latency_ms for trial in trials), default=0.0)
         compared = [trial for trial in trials if trial.design in self._kept and 0 < trial.latency_ms <= most_ms]
