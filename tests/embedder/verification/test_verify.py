@@ -162,6 +162,7 @@ def test_without_a_source_the_shipped_pictures_are_taken_from_all_over_the_listi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a CPU without instructions for bfloat16 takes minutes
 def test_int8_is_set_beside_the_float_dtypes_with_what_it_gains_and_loses(make_run, source, wide_model):
     found = verify(make_run(source, model=str(wide_model), dtype="int8"))
     assert [each.passed for each in found.comparisons] == [True] * 4
