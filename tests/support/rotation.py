@@ -8,16 +8,22 @@ ROTATIONS = 3
 ONE_RAY = "one_ray"
 """In the name of every test with Ray; all of them run in one process, beside the others."""
 SECONDS = {
+    "test_cluster_submission.py": 690,
     "test_backpressure.py": 190,
-    "test_logical_gpus.py": 165,
-    "test_chaos_nodes.py": 130,
-    "test_cluster_submission.py": 120,
+    "test_chaos_nodes.py": 180,
+    "test_slurm.py": 175,
+    "test_cluster_connection.py": 150,
+    "test_throttled_operators.py": 150,
+    "test_logical_gpus.py": 130,
+    "test_dataset.py": 120,
+    "test_bench_gpu.py": 110,
     "test_cluster_growth.py": 100,
-    "test_throttled_operators.py": 100,
-    "test_cluster_connection.py": 90,
-    "test_slurm.py": 90,
+    "test_cluster_scripts.py": 75,
+    "test_growing_stages.py": 70,
+    "test_cluster_costs.py": 65,
+    "test_several_models.py": 55,
 }
-"""Of the files with Ray that take longest, measured or reckoned; what is wrong here makes one turn longer."""
+"""Of the files with Ray that take longest, by runs on two slow cores; what is wrong here makes one turn longer."""
 OTHER_SECONDS = 30
 
 
