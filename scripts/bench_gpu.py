@@ -248,8 +248,8 @@ def unsplit_rate(model: Model, options: argparse.Namespace) -> float:
     """Rows a second of the whole model in one shard, whose input is on the device."""
     shard = load_shard(model.folder, whole_model(model.config), dtype=options.dtype, device=options.device)
     states = dict.fromkeys(INPUTS, None) | sample_inputs(model, options.batch_size, options.device)
-    gpus = [torch.cuda.get_device_name()] if options.device == "cuda" else []
-    costs = group_costs(model.config, gpus, options.dtype) if gpus else ()
+    is_cuda, dtype = options.device == "cuda", options.dtype
+    costs = group_costs(model.config, [torch.cuda.get_device_name()], dtype) if is_cuda else ()
     arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(costs))
     arranged = arranged.move_to(lambda values: values.to(options.device))
     compiled = CompiledShard(0, shard) if options.compile else None
