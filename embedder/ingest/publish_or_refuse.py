@@ -178,14 +178,18 @@ def _num_json_without_caption(to_embed: pa.Table, result: RunResult) -> int:
     if not len(ids):
         return 0
     parts = [part for entry in result.entries for part in entry.parts]
-    for rows in stream_keys(result.run.files, parts, "items", ["item_id", "error_type"]):  # rejects say why themselves
-        broken = rows.filter(pc.is_valid(rows["error_type"]))["item_id"].combine_chunks()
-        ids = ids.filter(pc.invert(pc.is_in(ids, value_set=broken)))
-    lacking = (
+    found = (
         rows.filter(pc.and_(pc.equal(rows["segment"], 0), pc.is_null(rows["caption"])))["item_id"]
         for rows in stream_keys(result.run.files, parts, "embeddings", ["item_id", "segment", "caption"])
     )
-    return sum(pc.sum(pc.is_in(found, value_set=ids)).as_py() or 0 for found in lacking)
+    chunks = [chunk for each in found for chunk in each.filter(pc.is_in(each, value_set=ids)).chunks if len(chunk)]
+    if not chunks:
+        return 0
+    lacking = pa.chunked_array(chunks).combine_chunks()
+    for rows in stream_keys(result.run.files, parts, "items", ["item_id", "error_type"]):  # rejects say why themselves
+        broken = rows.filter(pc.is_valid(rows["error_type"]))["item_id"].combine_chunks()
+        lacking = lacking.filter(pc.invert(pc.is_in(lacking, value_set=broken)))
+    return len(lacking)
 
 
 def _num_published_before(result: RunResult) -> int:
