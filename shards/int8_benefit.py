@@ -22,9 +22,8 @@ from shards.shard_specs import ShardSpec, one_tower, whole_model
 COMPARED: tuple[Dtype, ...] = ("float32", "bfloat16", "int8")
 TOKENS = 512  # enough to fill the cores: more take as long per token
 CAPTION_TOKENS = 16
-SLOWER = (
-    5.0  # times the fastest: not measured again; bfloat16 takes 50 times as long on CPUs without instructions for it
-)
+# Times the fastest: what is slower isn't timed again, as bfloat16 on CPUs without instructions for it.
+SLOWER = 5.0
 NUM_ROUNDS = 4  # the first warms up; the fastest of the others counts, since other processes only slow one down
 
 
