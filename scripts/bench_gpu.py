@@ -49,9 +49,10 @@ from embedder.executors.job import make_plan, ray_store_bytes, stage_specs
 from embedder.executors.ray_session import ray_session
 from embedder.models.model_folder import Model, open_model
 from embedder.pipeline import through_stages
-from embedder.placement.device_settings import group_costs, settings_of
+from embedder.placement.device_settings import settings_of
 from embedder.placement.hardware import num_cpus
 from embedder.placement.resources import allocate
+from embedder.planning.profile_machine import group_costs_here
 from embedder.steps.compiled_shard import CompiledShard
 from embedder.steps.stage import INPUTS, cuda_problem
 from embedder.store.environment import RepeatingThread
@@ -248,8 +249,7 @@ def unsplit_rate(model: Model, options: argparse.Namespace) -> float:
     """Rows a second of the whole model in one shard, whose input is on the device."""
     shard = load_shard(model.folder, whole_model(model.config), dtype=options.dtype, device=options.device)
     states = dict.fromkeys(INPUTS, None) | sample_inputs(model, options.batch_size, options.device)
-    is_cuda, dtype = options.device == "cuda", options.dtype
-    costs = group_costs(model.config, [torch.cuda.get_device_name()], dtype) if is_cuda else ()
+    costs = group_costs_here(model.config, options.device, options.dtype)
     arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(costs))
     arranged = arranged.move_to(lambda values: values.to(options.device))
     compiled = CompiledShard(0, shard) if options.compile else None

@@ -17,11 +17,11 @@ from embedder.models.model_folder import Model, open_model
 from embedder.placement import hardware
 from embedder.placement.compile_choice import as_compiled
 from embedder.placement.compute_dtype import DtypeChoice, Gpu, choose_dtype
-from embedder.placement.device_settings import group_costs, rows_per_batch, settings_of, settings_of_fleet
+from embedder.placement.device_settings import rows_per_batch, settings_of, settings_of_fleet
 from embedder.placement.placement import Node
 from embedder.planning.background_load import delivered_cores
 from embedder.planning.node_types import NodeHardware, NodeType, node_types
-from embedder.planning.profile_machine import host_costs, machine_key, model_costs, with_engine
+from embedder.planning.profile_machine import group_costs_here, host_costs, machine_key, model_costs, with_engine
 from embedder.planning.sample import sample_items
 from embedder.quantities import duration_text, figure, plural
 from embedder.storage.cost_cache import read_or_make
@@ -183,9 +183,10 @@ def measure_here(compute: ComputeSettings, rows: RowSettings, uri: str, cores: f
             "--num-gpus=0"
         )
     model = open_model(uri)
-    num_rows = rows_per_batch(compute.batch_size, settings_of(["cuda" if has_gpu else "cpu"], model.config))
-    groups = group_costs(model.config, [torch.cuda.get_device_name()], compute.settled_dtype) if has_gpu else ()
-    setting = TimingSetting(compute.settled_dtype, "cuda" if has_gpu else "cpu", 1, num_rows, group_costs=groups)
+    device, dtype = "cuda" if has_gpu else "cpu", compute.settled_dtype
+    num_rows = rows_per_batch(compute.batch_size, settings_of([device], model.config))
+    groups = group_costs_here(model.config, device, dtype)
+    setting = TimingSetting(dtype, device, 1, num_rows, group_costs=groups)
     costs = model_costs(rows, model, setting)
     host = host_costs(rows, model, sample_items(rows, model), compute.rows_per_part)
     memory_bytes = int(torch.cuda.mem_get_info()[1]) if has_gpu else 0

@@ -32,6 +32,7 @@ from embedder.storage.cost_cache import read_kept, read_or_make
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.tables.arrow_tensors import pack_vectors
+from shards.length_groups import GroupCosts
 from shards.model_config import ModelConfig
 from shards.planning.planning_costs import STARTUP_S, DataMix, HostCosts, ModelCosts
 from shards.ranges import LayerRange
@@ -125,15 +126,21 @@ def setting_of(
     num_cpus = hardware.num_cpus()
     stages = request_resources(compute, Available(num_cpus, torch.cuda.device_count())).stages
     num_threads, device = min(stage.num_threads for stage in stages), stages[0].device
-    groups = group_costs(config, [torch.cuda.get_device_name()], compute.settled_dtype) if device == "cuda" else ()
     return TimingSetting(
         dtype=compute.settled_dtype,
         device=device,
         num_threads=num_threads,
         num_rows=rows_per_batch(compute.batch_size, settings_of([device], config)),
         caption_tokens=caption_tokens,
-        group_costs=groups,
+        group_costs=group_costs_here(config, device, compute.settled_dtype),
     )
+
+
+def group_costs_here(config: ModelConfig, device: str, dtype: str) -> tuple[tuple[str, GroupCosts], ...]:
+    """Return the costs by which a stage on this process's GPU groups rows; none on a CPU, which has its own."""
+    import torch
+
+    return group_costs(config, [torch.cuda.get_device_name()], dtype) if device == "cuda" else ()
 
 
 def model_costs(rows: RowSettings, model: Model, setting: "TimingSetting") -> ModelCosts:
