@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import av
@@ -46,25 +47,33 @@ SECRET = "wJalrXUtnFEMI-K7MDENG-bPxRfiCY"
 SIGNATURE = "5ignatureOfOneAddress0"
 
 
-def calls(*names):
-    """Every call of a function or method of these names in the packages: where, and the call."""
+@cache
+def nodes():
+    """Calls and imports of the packages, each with its file and, of a call, the name of what is called."""
+    found = []
     for package in ("embedder", "shards", "index"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call):
-                    name = ast.unparse(node.func)
-                    if any(name == each or name.endswith(f".{each.lstrip('.')}") for each in names):
-                        yield f"{path.relative_to(ROOT)}:{node.lineno}", name, node
+                    found.append((path, node, ast.unparse(node.func)))
+                elif isinstance(node, ast.Import | ast.ImportFrom):
+                    found.append((path, node, ""))
+    return found
+
+
+def calls(*names):
+    """Every call of a function or method of these names in the packages: where, and the call."""
+    for path, node, name in nodes():
+        if any(name == each or name.endswith(f".{each.lstrip('.')}") for each in names):
+            yield f"{path.relative_to(ROOT)}:{node.lineno}", name, node
 
 
 def imports():
-    for package in ("embedder", "shards", "index"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Import):
-                    yield from ((path, alias.name) for alias in node.names)
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    yield path, node.module
+    for path, node, _ in nodes():
+        if isinstance(node, ast.Import):
+            yield from ((path, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield path, node.module
 
 
 def keywords(call):

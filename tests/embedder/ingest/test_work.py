@@ -17,6 +17,7 @@ from embedder.storage import hashed_rows
 from embedder.storage.hashed_rows import HashedRows
 
 NUM_NAMES = 400
+NUM_PARTS = 16  # of 400 names; each part costs a dozen queries
 MAX_ATTEMPTS = 5
 STATES = ("embedded", "embedded", "embedded", "rejected", "left_out")
 
@@ -73,7 +74,8 @@ def planned(listed, published, finished, options, outdated, memory_bytes):
 @pytest.mark.parametrize("outdated", [None, MODEL_CHANGED])
 @pytest.mark.parametrize("num_finished", [0, None])
 @pytest.mark.parametrize("kind", ["embed", "refresh"])
-def test_parts_on_disk_and_one_part_in_memory_decide_alike(kind, num_finished, outdated):
+def test_parts_on_disk_and_one_part_in_memory_decide_alike(kind, num_finished, outdated, monkeypatch):
+    monkeypatch.setattr(hashed_rows, "NUM_PARTS", NUM_PARTS)
     for seed in range(3):
         listed, published, finished = sample(seed)
         finished = finished[:num_finished]
