@@ -1,7 +1,8 @@
 """Read only the tensors that a shard owns from a model folder's safetensors files."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -17,6 +18,8 @@ from shards.weights import CHECKPOINT_CURE, check_names, check_shape, find_weigh
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Dtypes of activations by compute dtype; int8 applies only to weights.
 ACTIVATION_DTYPES = TORCH_DTYPES | {"int8": torch.float32}
+
+MAPPED_BYTES = 8 << 20
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -47,9 +50,8 @@ def load_tensors(
     files = find_weights(folder)
     check_names(files, folder, shapes, config)
     tensors: dict[str, torch.Tensor] = {}
-    for name, shape in shapes.items():
-        tensor = read_tensor(files, name, shape)
-        held = held_dtype(config, name, shape, dtype)
+    for name, tensor in _read_tensors(files, shapes):
+        held = held_dtype(config, name, shapes[name], dtype)
         if held == "int8":
             tensors |= quantise_weight(name, tensor.to(device))
         else:
@@ -68,27 +70,44 @@ def stored_shape(files: Mapping[str, Path], name: str) -> Shape | None:
 
 
 def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Tensor:
-    """Read one tensor of a given shape from its file; no other file is opened.
+    """Read one tensor of a given shape from its file, which maps it; no other file is opened.
 
-    The tensor is mapped. The file is opened again for each tensor (70 microseconds), because what was read through one
-    mapping counts as memory of the process until the mapping is closed: a shard would be held twice. Raises a
-    ModelError if no file has the tensor, the file is missing or broken, or the shape differs.
+    Raises a ModelError if no file has the tensor, the file is missing or broken, or the shape differs.
+    """
+    return next(_read_tensors(files, {name: shape}))[1]
+
+
+def _read_tensors(files: Mapping[str, Path], shapes: Mapping[str, Shape]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Read tensors, each mapped, in their order.
+
+    A file is opened anew after `MAPPED_BYTES`, because what was read through one mapping counts as memory of the
+    process until the mapping is closed: a shard would be held twice.
     """
     from safetensors import SafetensorError, safe_open
 
+    path, mapped_bytes = None, 0
+    with ExitStack() as mapping:
+        for name, shape in shapes.items():
+            try:
+                if _find_file(files, name, shape) != path or mapped_bytes > MAPPED_BYTES:
+                    mapping.close()
+                    path, mapped_bytes = files[name], 0
+                    file = mapping.enter_context(safe_open(path, framework="pt", device="cpu"))
+                check_shape(path, name, file.get_slice(name).get_shape(), shape)
+                tensor: torch.Tensor = file.get_tensor(name)
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"{path}: the tensor {name} can't be read ({error}); fetch the file again") from None
+            mapped_bytes += tensor.nbytes
+            yield name, tensor
+
+
+def _find_file(files: Mapping[str, Path], name: str, shape: Shape) -> Path:
     if name not in files:
         folder = next(iter(files.values())).parent if files else "empty"
         raise ModelError(
             f"{folder}: the weight files lack the tensor {name}, expected one of shape {list(shape)}; {CHECKPOINT_CURE}"
         )
-    path = files[name]
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            check_shape(path, name, file.get_slice(name).get_shape(), shape)
-            tensor: torch.Tensor = file.get_tensor(name)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: the tensor {name} can't be read ({error}); fetch the file again") from None
-    return tensor
+    return files[name]
 
 
 def read_sigmoid(folder: Path) -> tuple[float, float] | None:
