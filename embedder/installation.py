@@ -136,6 +136,7 @@ def unmet_requirements() -> list[UnmetRequirement]:
     return found
 
 
+@cache
 def installed_version(package: str) -> str | None:
     """Return the version of an installed package, without importing it; None if missing."""
     try:

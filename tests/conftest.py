@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,18 @@ from embedder.placement import hardware
 MAX_WORKERS = 2
 NUM_CPUS = 2
 RELEASED_WITHIN_S = 30.0
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_BYTES = 8 << 30
+
+
+def memory_for_folders() -> str | None:
+    """Where the tests' folders may be in memory: stores sync each of their files, which takes a fifth of the time."""
+    has_room = os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= SHARED_MEMORY_BYTES
+    return str(SHARED_MEMORY) if has_room and hardware.memory_bytes() >= 2 * SHARED_MEMORY_BYTES else None
+
+
+if folder := memory_for_folders():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", folder)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -287,6 +288,7 @@ def session_measurements(outcome: EngineOutcome, result: RunResult) -> list[Meas
     return join_measurements(Measurement(**call) for entry in entries for call in entry.trace)
 
 
+@cache
 def library_versions() -> dict[str, str]:
     """Return the versions of the libraries that results depend on, without importing them."""
     return vector_libraries() | {name: version(name) for name in LIBRARIES}
