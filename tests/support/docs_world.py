@@ -66,6 +66,16 @@ uri = "labels.py:Labels"
 inputs = { image = { make = "pixels", preprocess = { image_size = 32, resize = "squash" } } }
 outputs = { top = { type = "string" }, score = { type = "float32" } }
 """
+DEMO = f"""
+model = "{DEMO_MODEL}"
+store = "runs/demo/store"
+engine = "local"
+
+[[source]]
+path = "{DEMO_MODEL.parent / "demo_data/noto.tar"}"
+kind = "webdataset"
+carryover = ["openmoji_tags", "group"]
+"""
 NIGHTLY = """
 model = "models/mine"
 store = "runs/mine"
@@ -107,7 +117,7 @@ def build(folder: Path, pages: dict[str, str]) -> None:
     (folder / "ids.txt").write_text("dog.jpg\n")
     (folder / "queries.csv").write_text("query,item_id\na red car in the rain,sku-0\ntwo dogs,sku-1\n")
     (folder / "judged.csv").write_text("query,item_id\na red car in the rain,sku-0\ntwo dogs,sku-1\n")
-    made("demo", "--out", "runs/demo", "--set", "engine=local")
+    made("refresh", "demo.toml", "--limit", "500")  # of the emoji that `embedder demo` embeds
     for _ in range(2):  # publications of before and of now
         made("refresh", "nightly.toml")
         samples.make_image(77).save(folder / "path/to/archive/late.jpg")
@@ -239,6 +249,7 @@ def make_tar(path: Path, number: int) -> None:
 def write_configurations(folder: Path, pages: dict[str, str]) -> None:
     """Write the configurations that commands name: a page's own where it has one that runs here."""
     (folder / "nightly.toml").write_text(NIGHTLY)
+    (folder / "demo.toml").write_text(DEMO)
     (folder / "shop.toml").write_text(SHOP)
     (several,) = [block for block in tomls(pages["docs/several-models.md"]) if 'store = "runs/archive"' in block]
     assert "image_size = 224" in several  # the classifier here is a tiny one
