@@ -36,8 +36,9 @@ from embedder.steps.item_decoder import DecodeSpec
 from embedder.storage.hashed_rows import HashedRows
 from embedder.storage.object_stores import is_remote
 from embedder.store.files import StoreFiles, is_same_place
-from embedder.store.journal.runs import FINISHED_ITEMS, Run, finished_items, resumable_run
+from embedder.store.journal.runs import FINISHED_ITEMS, Run, all_runs, finished_items, resumable_run
 from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_current, read_record
+from embedder.store.schema import EMBEDDINGS
 from embedder.store.store_info import output_columns, served_info
 from embedder.store.tables.tables import RecordTable
 from embedder.user_steps.declared_steps import check_columns
@@ -203,19 +204,29 @@ def with_former_columns(
 ) -> StoreInfo:
     """Add the columns that removed steps, or another `[metadata]`, have left in the store's table.
 
-    They stay, and are null in new rows. Columns of the medium give way to steps' and carried ones of the same name,
-    also to those that were carried before: `embedder.ingest.embed` refuses a run that carries them no more.
+    They stay, and are null in new rows; the records of runs tell of those that were rolled back or never published.
+    Columns of the medium give way to steps' and carried ones of the same name, also to those that were carried before:
+    `embedder.ingest.embed` refuses a run that carries them no more.
     """
     of_medium, of_steps, others = {*info.medium_columns}, dict[str, str](), {*carried}
     bound = read_record(files, STORE_FILE, StoreInfo) if current is not None else None
     if bound is not None and current is not None:
         served = served_info(bound, current)
-        table = RecordTable(files, "embeddings", current.embeddings)
-        of_medium, of_steps = of_medium | {*served.medium_columns}, served.step_columns
-        others |= {*(table.schema.names if table.schema is not None else ())} - {*served.medium_columns}
+        known = {*EMBEDDINGS.names, *served.step_columns, *served.medium_columns, *carried}
+        left, published = (_columns(files, version) - known for version in (None, current.embeddings))
+        runs = all_runs(files) if left else []
+        of_steps = {name: kind for run in runs for name, kind in run.step_columns.items() if name in left}
+        of_steps |= served.step_columns
+        strange = published.difference(*(run.medium_columns for run in runs))
+        of_medium, others = of_medium.union(served.medium_columns, left - strange), others | strange
     of_steps = of_steps | info.step_columns
     names = tuple(name for name in BY_NAME if name in of_medium - others - of_steps.keys())
     return info.model_copy(update={"step_columns": of_steps, "medium_columns": names})
+
+
+def _columns(files: StoreFiles, version: int | None) -> set[str]:
+    schema = RecordTable(files, "embeddings", version).schema
+    return {*(schema.names if schema is not None else ())}
 
 
 def list_again_if_published(inputs: Inputs) -> Inputs:

@@ -312,7 +312,10 @@ def test_an_ended_fill_goes_on_where_it_was(make_run, old_store, photos, monkeyp
     assert all(row["format"] for row in rows_of(old_store.store).values())
 
 
-def test_a_store_of_earlier_columns_goes_on_after_a_refused_run_and_reads_rows_of_both(make_run, photos, tmp_path):
+@pytest.mark.parametrize("is_dropped_again", [False, True])
+def test_a_store_of_earlier_columns_goes_on_after_a_refused_run_and_reads_rows_of_both(
+    make_run, photos, tmp_path, is_dropped_again
+):
     config = make_run(photos, metadata={"drop": ["keywords"]})
     embed(config)
     broken = [photos / f"broken{number}.png" for number in range(12)]
@@ -323,6 +326,9 @@ def test_a_store_of_earlier_columns_goes_on_after_a_refused_run_and_reads_rows_o
         refresh(make_run(photos))  # which has added the column to the table
     for path in broken:
         path.unlink()
+    if is_dropped_again:
+        refresh(config)
+        assert {row["keywords"] for row in rows_of(config.store).values()} == {None}
     refresh(make_run(photos))
     assert refresh(make_run(photos)).num_items == 0
     rows = rows_of(config.store)

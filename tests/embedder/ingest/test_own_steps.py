@@ -20,6 +20,7 @@ from embedder.ingest.embed import embed
 from embedder.ingest.work import IngestOptions
 
 BRIGHT = {"name": "bright", "inputs": ["image"], "outputs": {"brightness": "float32"}}
+NORM = {"name": "norm", "where": "before_write", "inputs": ["image_embedding"], "outputs": {"norm": "float64"}}
 HALVES = {
     "name": "halves",
     "inputs": ["image"],
@@ -36,8 +37,7 @@ def test_columns_of_steps_stand_beside_vectors_that_no_step_has_changed(make_run
     source = samples.folder(tmp_path / "in", num_images=4, num_clips=1)
     file = steps_file(tmp_path)
     _, expected = embedded(make_run(source, store=str(tmp_path / "without")))
-    norm = {"name": "norm", "where": "before_write", "inputs": ["image_embedding"], "outputs": {"norm": "float64"}}
-    config = make_run(source, step=[step(file, "brightness", **BRIGHT), step(file, "norm", **norm)])
+    config = make_run(source, step=[step(file, "brightness", **BRIGHT), step(file, "norm", **NORM)])
     report, rows = embedded(config)
     assert (report.num_items, report.num_rejected) == (5, 0)
     assert rows.keys() == expected.keys()
@@ -271,6 +271,21 @@ def test_a_rollback_over_a_step_brings_back_rows_without_it_and_its_columns_are_
     report, again = refreshed(halved)
     assert report.published and again.keys() == parts.keys()
     assert all(again[key]["region"] == parts[key]["region"] for key in parts)
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_a_step_that_was_given_up_leaves_a_column_that_no_later_run_needs(make_run, tmp_path, is_published):
+    source, file = samples.folder(tmp_path / "in", num_images=2), steps_file(tmp_path)
+    plain, normed = make_run(source), make_run(source, step=[step(file, "norm", **NORM)])
+    refreshed(plain)
+    assert refreshed(normed, limit=2 if is_published else 1)[0].published == is_published
+    if is_published:
+        back(plain)
+        let_go(plain)
+    (source / "new.png").write_bytes(samples.image_bytes(50))
+    report, rows = refreshed(plain)
+    assert (report.num_new, report.num_changed) == (1, 0)
+    assert {row["norm"] for row in rows.values()} == {None}
 
 
 def test_a_run_goes_on_with_the_same_steps_alone(make_run, tmp_path):
