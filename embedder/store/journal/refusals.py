@@ -11,8 +11,8 @@ from obstore.exceptions import BaseError
 from embedder.errors import USER_MISTAKES, StoreError
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal_segments import names_in_journal
-from embedder.store.journal.runs import last_run, withdraw_run
-from embedder.store.layout import RUNS_FOLDER, STORE_FILE
+from embedder.store.journal.runs import is_published, last_run, withdraw_run
+from embedder.store.layout import CURRENT_FILE, RUNS_FOLDER, STORE_FILE
 from embedder.store.lock import LOCK_FILE
 
 
@@ -46,13 +46,13 @@ def rollback_on_mistake(files: StoreFiles, before: StoreBefore) -> Iterator[None
 def _roll_back(files: StoreFiles, before: StoreBefore) -> None:
     last = last_run(files)
     if last is not None and last.run_id != before.last_run:
-        if names_in_journal(files, last.run_id) or not withdraw_run(files, last.run_id):
+        if is_published(files, last) or names_in_journal(files, last.run_id) or not withdraw_run(files, last.run_id):
             return
         folder = f"{RUNS_FOLDER}/{last.run_id}"
         files.delete_each([info.path for info in files.list(folder)])
         if files.folder is not None:
             shutil.rmtree(files.folder / folder, ignore_errors=True)
-    if before.has_store:
+    if before.has_store or files.exists(CURRENT_FILE):  # what failed then came after a publication
         return
     if files.folder is not None:  # in a bucket, a run that took the store over may have written the record since
         files.delete(STORE_FILE)

@@ -7,9 +7,20 @@ import pyarrow.parquet as pq
 import pytest
 import samples
 from command_runs import run_here
+from store_samples import INFO, publish_rows, row
+from store_states import no_index, publish_refresh, rows_now
 
 from embedder.config import load_config
 from embedder.ingest.embed import embed
+from embedder.store.files import StoreFiles
+from embedder.store.journal.refusals import rollback_on_mistake, snapshot_files
+from embedder.store.layout import read_current
+from embedder.store.lock import write_lock
+from embedder.store.maintenance.compact import compact
+from embedder.store.publish.current import begin
+from embedder.store.publish.history import publications
+from embedder.store.store_errors import StoreUnwritableError
+from embedder.store.store_info import bind_store
 
 RUN = 'model = "{model}"\nengine = "local"\n[[source]]\npath = "photos"\n'
 CONFIGS = {
@@ -131,3 +142,26 @@ def test_the_operators_files_that_the_user_named_tell_of_a_refusal(world, tmp_pa
     assert ended.code == 2
     assert all("gone" in (tmp_path / name).read_text() for name in ("runs.jsonl", "log"))
     assert 'embedder_run_exit_code{kind="refresh",store="' in (tmp_path / "m.prom").read_text()
+
+
+def test_a_disk_that_fills_up_after_the_first_publication_takes_nothing_of_it(tmp_path):
+    files = StoreFiles(tmp_path / "store")
+    full = rollback_on_mistake(files, snapshot_files(files))
+    with pytest.raises(StoreUnwritableError), write_lock(files), full:
+        bind_store(files, INFO)
+        publish_rows(files, row("a.jpg"))
+        begin(files, "compaction", read_current(files))
+        raise StoreUnwritableError("no space left")
+    assert {item for item, _ in rows_now(files)} == {"a.jpg"}
+
+
+def test_a_mistake_after_a_compaction_leaves_the_record_of_what_it_published(tmp_path):
+    files = StoreFiles(tmp_path / "store")
+    bind_store(files, INFO)
+    full = rollback_on_mistake(files, snapshot_files(files))
+    with pytest.raises(StoreUnwritableError), write_lock(files), full:
+        for name in ("a.jpg", "b.jpg"):
+            publish_refresh(files, row(name))
+        compact(files, choose_index=no_index)
+        raise StoreUnwritableError("no space left")
+    assert [each.kind for each in publications(files)] == ["refresh", "refresh", "compaction"]
