@@ -30,8 +30,8 @@ def rollback(files: StoreFiles, run_id: str | None, choose_index: IndexChoice) -
     for run in unfinished_runs(files):
         LOG.info(f"run {run.run_id} was not finished and is given up: what it embedded is not used")
     operation = begin(files, "rollback", target)
-    # Of consecutive rollbacks, the first one started from the most complete publication.
-    from_run = current.hold.from_run if current.hold is not None else current.run_id
+    # Of consecutive rollbacks, the first one started from the most complete publication; after a release, this one.
+    from_run = current.hold.from_run if current.hold is not None and current.is_held else current.run_id
     hold = Hold(since=files.environment.now(), from_run=from_run, to_run=target.run_id)
     parts = parts_at(files, target)
     return publish_files(files, operation, target, parts, choose_index, restores=target.run_id, hold=hold)

@@ -290,6 +290,21 @@ def test_embed_takes_over_and_leaves_the_rest_to_the_next_refresh(make_run, sour
     assert (report.num_taken_over, rows) == (1, second)
 
 
+def test_what_was_embedded_between_a_release_and_the_next_rollback_is_taken_over(make_run, source, without_a_model):
+    config = make_run(source)
+    nights(config, source, 1)
+    first = publications(StoreFiles(config.store))[0].run_id
+    back(config, first)
+    let_go(config)
+    (source / "pictures" / "0102.png").write_bytes(samples.image_bytes(102))
+    _, rows = embedded(config)
+    back(config, first)
+    let_go(config)
+    without_a_model()
+    report, again = refreshed(config)
+    assert (report.num_taken_over, again) == (3, rows)
+
+
 @pytest.mark.slow
 def test_killed_at_any_step_of_it_the_next_refresh_ends_in_the_same_rows(make_run, source, monkeypatch):
     config = make_run(source, rows_per_part=1)
