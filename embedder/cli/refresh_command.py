@@ -224,10 +224,10 @@ def retry_rejects(
         raise ConfigError("rejects --retry: embedding needs the model and the sources; give --config FILE.toml")
     files = rejecting_model(StoreFiles(config.required_store), model)
     found = find_rejects(files, run_id, filters)
-    if not found.is_published and found.run_id != unfinished_runs(files)[-1].run_id:
+    if not found.is_published and found.run_id not in [run.run_id for run in unfinished_runs(files)[-1:]]:
         raise ConfigError(
-            f"rejects --retry --run {found.run_id}: a later run took its place, so nothing goes on with it; leave out "
-            "--run for what is published, or name the newest run"
+            f"rejects --retry --run {found.run_id}: a later run took its place, or it embeds nothing, so nothing goes "
+            "on with it; leave out --run for what is published, or name the newest run"
         )
     if not found.items.num_rows:
         return Result({"rejects": [], "retried": 0}, ["0 rejected"])

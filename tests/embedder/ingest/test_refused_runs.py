@@ -20,6 +20,7 @@ from embedder.ingest.work import IngestOptions
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import all_runs
 from embedder.store.layout import read_current
+from embedder.store.publish.current import begin
 
 BROKEN = b"\x89PNG\r\n\x1a\n broken"
 
@@ -239,3 +240,12 @@ def test_a_retry_of_a_run_that_a_later_one_replaced_says_so(make_run, tmp_path, 
     assert read_current(StoreFiles(config.store)) is None
     with pytest.raises(ConfigError, match=f"--run {first}: a later run took its place"):
         retry_rejects(config, {}, run_id=first)
+
+
+def test_a_retry_of_an_operation_that_was_cut_off_says_so(make_run, tmp_path):
+    config = make_run(samples.folder(tmp_path / "in", num_images=2))
+    embed(config)
+    files = StoreFiles(config.store)
+    cut_off = begin(files, "compaction", read_current(files)).run_id
+    with pytest.raises(ConfigError, match=f"--run {cut_off}: .* nothing goes on with it"):
+        retry_rejects(config, {}, run_id=cut_off)
