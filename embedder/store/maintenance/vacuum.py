@@ -25,6 +25,8 @@ from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import unneeded_words
 from shards.file_schema import parse_json
 
+MAX_DAYS = 36_500  # a century; no date is a million days ago
+
 _JOURNAL = re.compile(
     rf"runs/(?P<run_id>[^/]+)/(journal/[^/]+|{INPUT_FOLDER}/[^/]+|{re.escape(INTENT_FILE)}|retired[^/]*\.parquet)"
 )
@@ -66,7 +68,7 @@ def vacuum(files: StoreFiles, *, keep_days: float = 7.0, keep_versions: int = 2,
         StoreError: there is no store, nothing is published, its format is older, or a record is damaged.
     """
     current = writable(files)
-    history, now, grace = publications(files), files.environment.now(), timedelta(days=keep_days)
+    history, now, grace = publications(files), files.environment.now(), timedelta(days=min(keep_days, MAX_DAYS))
     kept = kept_publications(history, now, grace, keep_versions)
     whole = readable(files, kept)
     versions: list[Current] = [current, *(record for record in kept if record.run_id in whole)]

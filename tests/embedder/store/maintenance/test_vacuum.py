@@ -58,6 +58,13 @@ def test_within_the_grace_period_nothing_that_was_published_goes(files):
     assert all(run.can_be_read for run in past_runs(files))
 
 
+@pytest.mark.parametrize("keep_days", [1e6, 1e12, float("inf")])
+def test_days_without_end_keep_all(files, keep_days):
+    nights(files, 2)
+    done = vacuum(files, keep_days=keep_days, keep_versions=1)
+    assert done.kept == tuple(each.run_id for each in publications(files))
+
+
 def test_without_grace_only_the_newest_versions_stay_and_the_bytes_are_told(files):
     nights(files)
     before = {info.path: info.size_bytes for info in files.list("")}
