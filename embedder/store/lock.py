@@ -193,8 +193,7 @@ class BucketLease(Lease):
         try:
             return self.files.replace(LOCK_FILE, data, None)
         except WriteConflictError:
-            found, tag = self.files.read_tagged(LOCK_FILE)
-        holder = _parse(found)
+            holder, tag = self._read()
         if "released" not in holder and holder.get("token") != self._holder["token"]:
             tag = self._watch(holder, tag)
         try:
@@ -202,7 +201,15 @@ class BucketLease(Lease):
         except WriteConflictError:
             raise _held_error(self.files, describe(read_holder(self.files))) from None
 
-    def _watch(self, holder: dict[str, Any], tag: Tag) -> Tag:
+    def _read(self) -> tuple[dict[str, Any], Tag | None]:
+        """Return the lock's content and version; one that somebody has removed counts as released."""
+        try:
+            found, tag = self.files.read_tagged(LOCK_FILE)
+        except FileNotFoundError:
+            return {"released": None}, None
+        return _parse(found), tag
+
+    def _watch(self, holder: dict[str, Any], tag: Tag | None) -> Tag | None:
         """Wait until the holder is silent for its lease or releases the lock; return the version to replace.
 
         A lock with damaged content may be held by somebody. Raises StoreError if the holder is alive.
@@ -215,9 +222,9 @@ class BucketLease(Lease):
         began_s = environment.clock_s()
         while environment.clock_s() - began_s < watched_s:
             environment.sleep(watched_s / (4 * BEATS_PER_LEASE))
-            found, now = self.files.read_tagged(LOCK_FILE)
-            if now != tag and "released" not in _parse(found):
-                raise _held_error(self.files, describe(_parse(found)))
+            found, now = self._read()
+            if now != tag and "released" not in found:
+                raise _held_error(self.files, describe(found))
             if now != tag:
                 return now
         LOG.info("it does not; taking the store over")

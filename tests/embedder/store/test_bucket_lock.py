@@ -128,6 +128,14 @@ def test_a_process_that_slept_through_its_lease_publishes_nothing_and_says_so(fi
         move_current(files, state("second-still-holds-it"))
 
 
+def test_a_lock_that_somebody_removes_while_it_is_watched_is_free(files):
+    dead = {"token": "x", "host": "h", "pid": 1, "since": "2026-01-01T00:00:00+00:00", "lease_s": 60, "beat": 7}
+    files.write(LOCK_FILE, json.dumps(dead).encode())
+    files.environment = replace(files.environment, sleep=lambda seconds: files.delete(LOCK_FILE))
+    with write_lock(files):
+        move_current(files, state("second"))
+
+
 def test_clocks_of_other_machines_decide_nothing(files):
     ages = {"in 1970": "1970-01-01T00:00:00+00:00", "in 2099": "2099-01-01T00:00:00+00:00"}
     for since in ages.values():
