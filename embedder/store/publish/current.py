@@ -166,7 +166,7 @@ def _with_fields(record: Published, model: str, fields: Mapping[str, Any]) -> Pu
         changes["models"] = record.models | {model: own}
     if "past_indexes" in fields:
         changes["past_model_indexes"] = record.past_model_indexes | {model: fields["past_indexes"]}
-    if counts := {name: fields[name] for name in COUNTS if name in fields}:
+    if counts := {name: fields[name] for name in (*COUNTS, "num_pictures") if name in fields}:
         changes["model_counts"] = record.model_counts | {model: record.model_counts.get(model, {}) | counts}
     return record.model_copy(update=changes)
 

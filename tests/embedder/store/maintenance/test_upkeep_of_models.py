@@ -170,6 +170,13 @@ def test_a_purged_item_leaves_every_model_and_version_and_nothing_names_it(files
     assert newest.model_counts["labels"]["num_vectors"] == 1
 
 
+def test_pictures_of_a_model_are_counted_anew_in_each_version_that_a_purge_has_changed(files):
+    with write_lock(files):
+        purge(files, ["a.jpg"], no_index)
+    counts = [record.model_counts["clip"] for record in publications(files) if "clip" in record.models]
+    assert [each["num_pictures"] for each in counts] == [each["num_vectors"] for each in counts]
+
+
 def test_an_item_of_a_further_model_alone_is_known_and_purged(files):
     with write_lock(files):
         done = purge(files, ["bad.jpg"], index_choice(files, reuse=False))
