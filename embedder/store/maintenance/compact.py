@@ -99,7 +99,7 @@ def compact(
     """
     current = writable(files)
     parts = parts_at(files, current)
-    halves = models_to_round(files, current, vectors)
+    halves = _choose_halves(files, current, vectors)
     plan = _plan(files, current, parts, target, halves, lay_out=lay_out)
     done = [
         _compaction(model, name, of_table, plan.groups[model][name])
@@ -119,6 +119,12 @@ def compact(
     published = publish_files(files, operation, current, wanted, choose_index or same_index)
     _write_checkpoints(files, done)
     return published, done
+
+
+def _choose_halves(files: StoreFiles, current: Current, vectors: VectorType | None) -> dict[str, list[str]]:
+    if vectors is not None:  # which is noted in store.json before anything is rounded
+        _refuse_unfinished_runs(files)
+    return models_to_round(files, current, vectors)
 
 
 class _Plan(NamedTuple):

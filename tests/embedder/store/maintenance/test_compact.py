@@ -15,7 +15,7 @@ from store_states import Killed, build_store_index, dying, new_store, publish_re
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.store.journal.part_writer import write_part
-from embedder.store.layout import read_current
+from embedder.store.layout import STORE_FILE, read_current
 from embedder.store.maintenance.compact import MIN_SAVED, PartTarget, compact, plan_groups
 from embedder.store.part_file import PartFile
 from embedder.store.publish.history import past_runs, publications
@@ -126,12 +126,15 @@ def test_after_many_files_went_the_log_has_a_checkpoint_from_which_all_read(file
     assert len(rows_now(files)) == 19
 
 
-def test_an_unfinished_run_is_not_given_up_for_it(files):
+@pytest.mark.parametrize("vectors", [None, "float16"])
+def test_an_unfinished_run_is_not_given_up_for_it(files, vectors):
     many_parts(files)
     run, metadata = begin(files)
     write_part(files, metadata, 0, table(row("z.jpg")))
+    before = files.read(STORE_FILE)
     with pytest.raises(StoreError, match=f"run {run.run_id} is not finished.*finish it first"):
-        compact(files, PartTarget())
+        compact(files, PartTarget(), vectors=vectors)
+    assert files.read(STORE_FILE) == before, "a refusal changes nothing"
 
 
 def test_changed_rows_replace_theirs_in_a_compacted_file(files):
