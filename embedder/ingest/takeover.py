@@ -9,6 +9,7 @@ other that the run has finished. What can no longer be read is embedded.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -109,9 +110,21 @@ def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_em
         is_same = is_as_recorded(listed, {name: held.records[name] for name in (*COMPARED, "updated_at")})
         has_all = pc.and_(pc.is_valid(whole_contents(held.records)), pc.greater(held.records["num_vectors"], 0))
         as_listed.append(held.of(is_same))
-        others.append(held.of(pc.and_(has_all, pc.invert(is_same))))
+        others.append(_with_rows(files, held.of(pc.and_(has_all, pc.invert(is_same)))))
         to_embed = without_items(to_embed, as_listed[-1].records["item_id"])
     return HeldItems(_each_once(as_listed, ids), _each_once(others, to_embed["item_id"]))
+
+
+def _with_rows(files: StoreFiles, held: HeldRecords) -> HeldRecords:
+    """Select the records whose rows can be read, as no model computes an item once its content proves equal."""
+    table, wanted = RecordTable(files, "embeddings", held.version.embeddings), KnownIds(held.records[HELD_ID])
+    num_rows = Counter[str]()
+    for path in [part.path for part in table.parts() if wanted.any_between(part.id_range)]:
+        with suppress(StoreError):
+            ids = table.read(paths=[path])["item_id"]
+            num_rows.update(ids.filter(wanted.are_listed(ids)).to_pylist())
+    found = pa.array([num_rows[item] for item in held.records[HELD_ID].to_pylist()], pa.int64())
+    return held.of(pc.equal(found, held.records["num_vectors"]))
 
 
 def with_held_versions(to_embed: pa.Table, held: HeldItems) -> pa.Table:

@@ -242,8 +242,8 @@ def test_what_a_vacuum_took_is_computed(make_run, source):
     assert rows.keys() == second.keys()
 
 
-@pytest.mark.parametrize("table", ["items", "embeddings"])
-def test_what_a_damaged_file_held_is_computed(make_run, source, table):
+@pytest.mark.parametrize(("table", "is_touched"), [("items", False), ("embeddings", False), ("embeddings", True)])
+def test_what_a_damaged_file_held_is_computed(make_run, source, table, is_touched):
     config = make_run(source)
     _, second = nights(config, source, 1)
     files = StoreFiles(config.store)
@@ -253,8 +253,10 @@ def test_what_a_damaged_file_held_is_computed(make_run, source, table):
         if left in info.path and info.path.endswith(".parquet"):
             files.write(info.path, b"damaged")
     let_go(config)
+    for name in ("0003.png", "0101.png") if is_touched else ():
+        touch(source / "pictures" / name)
     report, rows = refreshed(config)
-    assert report.num_taken_over == 0
+    assert (report.num_taken_over, report.num_left) == (0, 0)
     for key, row in second.items():
         assert rows[key]["image_embedding"] == pytest.approx(row["image_embedding"], abs=1e-6)
 
