@@ -249,7 +249,7 @@ class ProtectedApp:
         is_foreign = (
             site not in (b"same-origin", b"none")
             if site is not None
-            else origin is not None and urlsplit(origin).netloc.lower() != headers.get(b"host", b"").lower()
+            else origin is not None and origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower()
         )
         if scope["method"] not in SAFE_METHODS and is_foreign:
             raise RequestError(

@@ -77,6 +77,8 @@ def test_our_own_names_are_answered(port, host):
         {"sec_fetch_site": "cross-site"},
         {"sec_fetch_site": "same-site"},
         {"origin": "http://127.0.0.1:1"},
+        {"origin": "http://["},
+        {"origin": "http://\xe9.example"},
     ],
 )
 def test_what_a_foreign_page_sends_is_refused(port, headers):
