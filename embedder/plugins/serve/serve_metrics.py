@@ -3,9 +3,11 @@
 import json
 import logging
 import time
+from contextlib import nullcontext
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embedder.storage.printable import printable
@@ -53,8 +55,9 @@ QUIET = ("/healthz", "/readyz", "/metrics")
 class ObservedApp:
     """ASGI application that measures requests; it wraps all others, so that refusals count."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, routes: Starlette) -> None:
+        """Wrap an application; the service is the one that `routes` has once they have started."""
+        self._app, self._routes = app, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and record its outcome."""
@@ -73,16 +76,20 @@ class ObservedApp:
                 num_bytes += len(message.get("body", b""))
             await send(message)
 
+        metrics = self._metrics
         try:
-            await self._app(scope, receive, noting)
+            with nullcontext() if metrics is None else metrics.in_flight.track_inprogress():
+                await self._app(scope, receive, noting)
         finally:
             self._note(scope, path, status, num_bytes, time.perf_counter() - began)
 
+    @property
+    def _metrics(self) -> Metrics | None:
+        return getattr(getattr(self._routes.state, "service", None), "metrics", None)
+
     def _note(self, scope: Scope, path: str, status: int, num_bytes: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", OTHER)
-        service = getattr(getattr(scope.get("app"), "state", None), "service", None)
-        if service is not None:
-            metrics: Metrics = service.metrics
+        if (metrics := self._metrics) is not None:
             metrics.request_seconds.labels(route, str(status)).observe(seconds)
         if path in QUIET or not ACCESS_LOG.isEnabledFor(logging.INFO):
             return

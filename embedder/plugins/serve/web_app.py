@@ -28,7 +28,7 @@ def create_app(settings: ServeSettings) -> ASGIApp:
 
 def add_limits(routes: FastAPI, settings: ServeSettings) -> ASGIApp:
     """Wrap the routes in limits and measurements; ConfigError if the token file can't be used."""
-    return ObservedApp(ProtectedApp(routes, settings))
+    return ObservedApp(ProtectedApp(routes, settings), routes)
 
 
 def create_routes(settings: ServeSettings) -> FastAPI:

@@ -83,12 +83,15 @@ def test_metrics_count_requests_by_route_and_status(server):
     server.search({"text": "a metric"})
     server.search({"text": " "})
     server.get("/nothing/here")
+    server.get("/status", host="evil.example")
     lines = server.get("/metrics").body.decode().splitlines()
-    for labels in ('route="/search",status="200"', 'route="/search",status="422"', 'route="other",status="404"'):
+    ends = ("/search", 200), ("/search", 422), ("other", 404), ("other", 421)
+    for labels in (f'route="{route}",status="{status}"' for route, status in ends):
         (line,) = [each for each in lines if each.startswith(f"embedder_request_seconds_count{{{labels}}}")]
         assert float(line.split()[-1]) >= 1
     assert any(line.startswith("embedder_publication_info") and server.store.current.run_id in line for line in lines)
     assert "embedder_queue_queries 0.0" in lines
+    assert "embedder_requests_in_flight 1.0" in lines, "the one that asks"
 
 
 def test_the_documentation_describes_bodies_and_errors(server):
