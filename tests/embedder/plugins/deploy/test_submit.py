@@ -154,6 +154,7 @@ def test_versions_are_those_of_the_package():
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     (ray,) = [each for line in extras["embed"] if (each := Requirement(line)).name == "ray"]
     assert ray.specifier == SUPPORTED_RAY == SpecifierSet(">=2.52.1")
+    assert "**Ray 2.52.1 or newer**" in (Path(__file__).parents[4] / "docs" / "submit.md").read_text(encoding="utf-8")
     check_version("u", "2.61.1")
     check_version("u", "2.52.1")
     for version in ("2.52.0", "2.9", "1", "unknown"):
