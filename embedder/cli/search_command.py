@@ -320,9 +320,9 @@ def _read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
     import numpy as np
 
     try:
-        return np.atleast_2d(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "it holds no plain array of numbers"
+        return np.atleast_2d(np.lib.format.open_memmap(path, mode="r"))
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or "it holds no plain array of numbers"
         raise ConfigError(f"--vector {path}: {problem}; give a file that numpy.save wrote from an array") from None
 
 

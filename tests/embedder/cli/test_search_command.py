@@ -46,6 +46,10 @@ def vectors(tmp_path_factory):
     searchable(folder / "s", *rows, price=[float(n) for n in range(7)])
     np.save(folder / "one.npy", QUERY)
     np.save(folder / "two.npy", np.stack([QUERY, towards(90)]))
+    np.savez(folder / "several.npz", one=QUERY)
+    (folder / "half.zip").write_bytes((folder / "several.npz").read_bytes()[:100])
+    head = (folder / "one.npy").read_bytes()
+    (folder / "vast.npy").write_bytes(head.replace(b"(%d,)" % len(QUERY), b"(%d,)" % (1 << 50)))
     return folder
 
 
@@ -134,6 +138,9 @@ MISTAKES = {
     "a weight above 1": (["red", "--not", "blue", "--not-weight", "2"], "not_weight is 2.0; give a number from 0 to 1"),
     "two texts and three images": (["a", "b", *["--image", "{one}"] * 3], "2 texts and 3 images"),
     "no vectors": (["--vector", "{store}/CURRENT.json"], "numpy.save"),
+    "an archive of vectors": (["--vector", "{folder}/several.npz"], "it holds no plain array"),
+    "half an archive": (["--vector", "{folder}/half.zip"], "it holds no plain array"),
+    "more vectors than there are bytes": (["--vector", "{folder}/vast.npy"], "it holds no plain array"),
     "words of a vector": (["--vector", "{one}", "--hybrid"], "search with a text"),
     "a sheet of another format": (["red", "--sheet", "x.gif"], "--sheet x.gif: its suffix is .gif"),
     "a sheet in no folder": (["red", "--sheet", "{store}/no/x.png"], "make it first: mkdir -p"),
@@ -146,7 +153,7 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line(mistake, vectors, ask):
     arguments, message = MISTAKES[mistake]
-    places = {"one": vectors / "one.npy", "store": vectors / "s"}
+    places = {"one": vectors / "one.npy", "store": vectors / "s", "folder": vectors}
     with pytest.raises(ValueError, match="^[^\n]*$") as caught:
         ask(vectors / "s", *(argument.format(**places) for argument in arguments))
     assert message in str(caught.value)
