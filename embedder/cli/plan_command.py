@@ -13,7 +13,9 @@ from rich.table import Table
 from embedder.cli.options import Dtype, ModelUri, NumStages, ReadConfig, command
 from embedder.cli.results import Result, new_table
 from embedder.cli.store_access import describe_vectors
+from embedder.errors import ConfigError
 from embedder.quantities import HOUR_S, KIB, MIB, duration_text, figure, money, percent, plural, rate
+from embedder.storage.output_file import check_parent_folder
 
 if TYPE_CHECKING:
     from embedder.planning.answer import PlanAnswer
@@ -78,6 +80,8 @@ def plan(
     """Plan the cut and where its stages run, and say why."""
     from embedder import entrances
 
+    if request.out is not None:
+        check_parent_folder(request.out, "--out")  # before anything is measured
     options = _make_options(request, figures, caps)
     run = read({"model": model, "num_stages": num_stages, "dtype": dtype, "ray_address": request.ray_address})
     answer = entrances.plan(run, options)
@@ -91,9 +95,16 @@ def plan(
     if (vectors := describe_vectors(run)) is not None:
         shown.append(f"vectors of the store: {vectors}")
     if request.out is not None:
-        request.out.write_text(answer.plan.to_json(), encoding="utf-8")
+        _write_plan(request.out, answer.plan)
         shown.append(f"plan: {request.out}")
     return Result(_answer_data(answer, run.currency), shown)
+
+
+def _write_plan(path: Path, cut: "ShardPlan") -> None:
+    try:
+        path.write_text(cut.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror}; name a file that can be written") from None
 
 
 def _make_options(request: PlanRequest, figures: ItemFigures, caps: ReplicaCaps) -> "PlanOptions":

@@ -199,6 +199,8 @@ MISTAKES = {
     "empty mix": (["--images-per-item", "0", "--captions-per-item", "0"], "neither images nor captions"),
     "bytes of what": (["--what-if", "--bytes", "1TB"], "--item-bytes"),
     "bytes and items": (["--bytes", "1TB", "--num-items", "3"], "one of the two"),
+    "out in no folder": (["--devices", "2xB9000", "--out", "/none/plan.json"], "--out /none/plan.json: there is no"),
+    "out is a folder": (["--devices", "8xCPU", "--out", "/"], "--out /: Is a directory"),
 }
 
 
