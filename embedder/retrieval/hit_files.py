@@ -169,8 +169,11 @@ def copy_files(folder: Path, answers: Sequence[Sequence[Hit]], table: pa.Table) 
 def check_copy_folder(folder: Path) -> None:
     """Check that a folder can be made, or is empty.
 
-    Raises `ConfigError` if it is not empty, is a file, or its parent is missing.
+    Raises `ConfigError` if it is not empty, is a file, or its parent is missing, or if it is the working folder, in
+    whose place none can be put.
     """
+    if folder.name in ("", ".."):
+        raise ConfigError(f"copies {folder}: it is where the command runs, or above it; name a new folder")
     check_parent_folder(folder, "copies")
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ConfigError(f"copies {folder}: it is no folder; name a new one")

@@ -145,6 +145,7 @@ MISTAKES = {
     "a sheet of another format": (["red", "--sheet", "x.gif"], "--sheet x.gif: its suffix is .gif"),
     "a sheet in no folder": (["red", "--sheet", "{store}/no/x.png"], "make it first: mkdir -p"),
     "hits of another format": (["red", "--out", "x.xlsx"], "known are .csv, .parquet, .jsonl"),
+    "copies into the folder here": (["red", "--copy", "."], "copies .: it is where the command runs"),
     "copies into a full folder": (["red", "--copy", "{store}"], "it holds files already"),
     "a cosine above 1": (["red", "--fold", "98"], "fold is 98.0"),
 }
