@@ -152,10 +152,10 @@ def _sheet(hits: Hits) -> bytes:
 async def _stream(service: Service, hits: Hits) -> AsyncIterator[bytes]:
     pieces = _archive(hits)
     try:
-        while (piece := await service.clips.run(next, pieces, None)) is not None:
+        while (piece := await service.clips.go_on(next, pieces, None)) is not None:
             yield piece
     finally:
-        await asyncio.shield(service.clips.run(pieces.close))
+        await asyncio.shield(service.clips.go_on(pieces.close))
 
 
 class _Pieces(io.RawIOBase):

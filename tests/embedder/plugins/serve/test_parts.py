@@ -1,16 +1,22 @@
 """Pure parts of the service: paths of items, ranges, cursors, facets."""
 
+import asyncio
 import datetime
+import threading
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
-from embedder.plugins.serve.clips import parse_range
+from embedder.plugins.serve.clips import _pieces, parse_range
 from embedder.plugins.serve.cursors import NAME_BYTES, Cursor, make_cursor, read_cursor
+from embedder.plugins.serve.hand_on_routes import _stream
 from embedder.plugins.serve.info_routes import MAX_DISTINCT, describe_column
 from embedder.plugins.serve.item_paths import item_path
 from embedder.plugins.serve.serve_errors import RequestError
+from embedder.plugins.serve.task_threads import TaskThreads
+from embedder.sources.item_ranges import BytesRanges
 
 
 @pytest.mark.parametrize(
@@ -103,3 +109,28 @@ def test_values_that_are_nearly_all_different_are_not_listed():
     assert len(column([str(each) for each in range(MAX_DISTINCT)], pa.string())["values"]) == 50
     many = column(list(range(60)), pa.int64())
     assert (many["values"], many["min"], many["max"]) == (None, 0, 59)
+
+
+STREAMS = {
+    "a file": (lambda threads: _pieces(BytesRanges(b"PK"), 0, 2, threads), b"PK"),
+    "an archive": (lambda threads: _stream(SimpleNamespace(clips=threads), []), b"PK"),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_an_answer_that_has_begun_goes_on_while_new_requests_are_refused(stream):
+    begin, head = STREAMS[stream]
+
+    async def scenario():
+        threads, go = TaskThreads("clips", 1, max_waiting=1), threading.Event()
+        first = asyncio.create_task(threads.run(go.wait))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="1 requests wait for clips"):
+            await threads.run(go.wait)
+        begun = asyncio.create_task(anext(begin(threads)))
+        await asyncio.sleep(0)
+        go.set()
+        await first
+        return await begun
+
+    assert asyncio.run(scenario()).startswith(head)
