@@ -66,13 +66,17 @@ async def clip_response(
 ) -> Response:
     """Answer with an item's file or a range of it; RequestError if the file is gone or changed, or is shorter."""
 
-    def open_file() -> ByteRanges:
+    def open_file() -> tuple[ByteRanges, bytes]:
         embedded = files.of(row["item_id"], row["uri"], row["modality"])
-        return open_item(row["uri"], max_bytes=max_bytes, embedded=embedded)
+        ranges = open_item(row["uri"], max_bytes=max_bytes, embedded=embedded)
+        try:
+            return ranges, ranges.read_at(0, HEAD_BYTES)
+        except BaseException:
+            ranges.close()
+            raise
 
     try:
-        ranges = await threads.run(open_file)
-        head = await threads.run(ranges.read_at, 0, HEAD_BYTES)
+        ranges, head = await threads.run(open_file)
     except ItemError as error:
         raise unreadable(row["item_id"], error) from None
     try:

@@ -2,14 +2,16 @@
 
 import asyncio
 import datetime
+import os
 import threading
 from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
-from embedder.plugins.serve.clips import _pieces, parse_range
+from embedder.plugins.serve.clips import _pieces, clip_response, parse_range
 from embedder.plugins.serve.cursors import NAME_BYTES, Cursor, make_cursor, read_cursor
 from embedder.plugins.serve.hand_on_routes import _stream
 from embedder.plugins.serve.info_routes import MAX_DISTINCT, describe_column
@@ -134,3 +136,24 @@ def test_an_answer_that_has_begun_goes_on_while_new_requests_are_refused(stream)
         return await begun
 
     assert asyncio.run(scenario()).startswith(head)
+
+
+def test_a_file_that_was_opened_is_answered_and_not_left_open_while_new_requests_are_refused(tmp_path):
+    (tmp_path / "a.mp4").write_bytes(b"clip")
+    row = {"item_id": "a", "uri": str(tmp_path / "a.mp4"), "modality": "video"}
+    any_file = SimpleNamespace(of=lambda *_: None)
+
+    async def scenario():
+        threads, go = TaskThreads("clips", 1, max_waiting=1), threading.Event()
+        asked = asyncio.create_task(
+            clip_response(row, {}, None, files=any_file, threads=threads, max_bytes=1 << 20, with_body=False)
+        )
+        await asyncio.sleep(0)
+        others = asyncio.create_task(threads.go_on(go.wait))
+        answer = await asked
+        go.set()
+        await others
+        return answer
+
+    assert asyncio.run(scenario()).headers["content-length"] == "4"
+    assert str(tmp_path / "a.mp4") not in {os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}
