@@ -3,10 +3,12 @@
 import asyncio
 import io
 import tempfile
+import threading
 import zipfile
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
@@ -36,6 +38,7 @@ from index.vectors import Floats, Rows
 
 router = APIRouter(tags=["items"])
 
+T = TypeVar("T")
 TYPES = {
     "csv": ("items.csv", "text/csv; charset=utf-8"),
     "parquet": ("items.parquet", "application/vnd.apache.parquet"),
@@ -150,12 +153,17 @@ def _sheet(hits: Hits) -> bytes:
 
 
 async def _stream(service: Service, hits: Hits) -> AsyncIterator[bytes]:
-    pieces = _archive(hits)
+    pieces, turn = _archive(hits), threading.Lock()  # a client may leave while a piece is made
+
+    def take(step: Callable[[], T]) -> T:
+        with turn:
+            return step()
+
     try:
-        while (piece := await service.clips.go_on(next, pieces, None)) is not None:
+        while (piece := await service.clips.go_on(take, partial(next, pieces, None))) is not None:
             yield piece
     finally:
-        await asyncio.shield(service.clips.go_on(pieces.close))
+        await asyncio.shield(service.clips.go_on(take, pieces.close))
 
 
 class _Pieces(io.RawIOBase):

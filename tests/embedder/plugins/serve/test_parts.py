@@ -157,3 +157,36 @@ def test_a_file_that_was_opened_is_answered_and_not_left_open_while_new_requests
 
     assert asyncio.run(scenario()).headers["content-length"] == "4"
     assert str(tmp_path / "a.mp4") not in {os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}
+
+
+class HeldHit:
+    """Hit whose file is read once `go` is set."""
+
+    item_id = "a.mp4"
+
+    def __init__(self):
+        self.begun, self.go, self.is_closed = threading.Event(), threading.Event(), False
+
+    def pieces(self, fetcher):
+        self.begun.set()
+        try:
+            self.go.wait()
+            yield b"clip"
+        finally:
+            self.is_closed = True
+
+
+def test_an_archive_whose_client_leaves_while_a_file_is_read_is_ended_without_a_fault():
+    hit = HeldHit()
+
+    async def scenario():
+        threads = TaskThreads("clips", 2)
+        begun = asyncio.create_task(anext(_stream(SimpleNamespace(clips=threads), [hit])))
+        await asyncio.to_thread(hit.begun.wait)
+        begun.cancel()
+        asyncio.get_running_loop().call_later(0.05, hit.go.set)
+        with pytest.raises(asyncio.CancelledError):
+            await begun
+
+    asyncio.run(scenario())
+    assert hit.is_closed
