@@ -50,13 +50,16 @@ class HttpOptions:
     ] = None
 
     def settings(self, served: dict[str, Any], configured: dict[str, Any]) -> "ServeSettings":
-        """Return the settings for what is `served`; options override `--limit`, which overrides what is configured.
+        """Return the settings for what is `served`; `--limit` overrides what is configured.
 
-        ConfigError if one breaks a rule.
+        ConfigError if one breaks a rule, or is a limit that an option sets, too: it would not count.
         """
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("no_auth", "limits")}
         given = {name: value for name, value in (served | own).items() if value is not None}
-        settings = _settings(configured | _limits(self.limits or ()), given)
+        limits = _limits(self.limits or ())
+        if doubled := sorted(limits.keys() & given.keys()):
+            raise ConfigError(f"--limit {doubled[0]}: an option sets it, as --help says; give that one alone")
+        settings = _settings(configured | limits, given)
         _check_open(settings, no_auth=self.no_auth)
         return settings
 
