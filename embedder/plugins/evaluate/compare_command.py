@@ -43,10 +43,13 @@ def compare(
 
     from embedder.plugins.evaluate.compare import CompareOptions
     from embedder.plugins.evaluate.compare import compare as run_comparison
+    from embedder.plugins.evaluate.evaluate_outputs import save_files
 
     options = CompareOptions(
         queries, group, num_queries, num_shown, run.compare, run.model_sections, allow_store_code=allow_store_code
     )
+    if out is not None:
+        save_files(out, {})  # else minutes of work would be lost at the end
     found = run_comparison(before, after, options)
     saved = save_comparison(found, out) if out is not None else []
     failure = "" if found.passed else f"compare: {found.verdict}"

@@ -41,6 +41,7 @@ def evaluate(
     run = read({"store": store})
 
     from embedder.plugins.evaluate.evaluate import EvaluationOptions, evaluate_tracked
+    from embedder.plugins.evaluate.evaluate_outputs import save_files
     from embedder.retrieval.store_api import open_store
 
     options = EvaluationOptions(
@@ -53,6 +54,8 @@ def evaluate(
         servables=run.model_sections,
         allow_store_code=allow_store_code,
     )
+    if out is not None:
+        save_files(out, {})  # else minutes of work would be lost at the end
     found = evaluate_tracked(opened, run, options, out)
     saved = save_evaluation(found, out) if out is not None else []
     return Result(found.model_dump(mode="json"), [*evaluation_parts(found), *saved])

@@ -270,6 +270,15 @@ def test_the_command_writes_both_reports_and_exits_with_1_where_a_group_lost(mak
     assert done.exit_code == 0 and json.loads(done.stdout)["passed"]
 
 
+@pytest.mark.parametrize("words", [["compare", "none", "none"], ["evaluate", "--store", "{store}"]])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(words, make_store, tmp_path):
+    store = make_store("one", row("i0", caption="of a picture without a vector"))
+    (tmp_path / "file").write_text("mine")
+    given = [word.format(store=store) for word in words]
+    done = CliRunner().invoke(app, [*given, "--out", str(tmp_path / "file")])
+    assert isinstance(done.exception, ConfigError) and str(done.exception).startswith("--out ")
+
+
 @pytest.mark.slow
 def test_the_page_in_a_browser_overflows_nowhere_and_axe_finds_no_violation(make_store, tmp_path):
     chromium = shutil.which("chromium")
