@@ -42,7 +42,10 @@ def _number(text: Any) -> Any:
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else text
 
 
-ItemId = Annotated[str, Path(min_length=1, max_length=MAX_ID_CHARACTERS, description="id, percent-encoded as one part")]
+MAX_PATH_CHARACTERS = 12 * MAX_ID_CHARACTERS  # a character of four bytes takes twelve
+ItemId = Annotated[
+    str, Path(min_length=1, max_length=MAX_PATH_CHARACTERS, description="id, percent-encoded as one part")
+]
 Segment = Annotated[int | None, Query(ge=0, lt=1 << 31, description="of a video; by default its first")]
 Version = Annotated[str | None, Query(max_length=300, description="publication to ask instead of the newest")]
 Where = Annotated[

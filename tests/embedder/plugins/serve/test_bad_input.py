@@ -141,7 +141,7 @@ def test_texts_of_all_characters_are_searched(server):
     "item_id",
     [
         *("../" * 8 + "etc/passwd", "/etc/passwd", "..", ".", "a/../b", "a'b\"c", "\\..\\x", "%2e%2e%2f", "\r\nX: y"),
-        *("nothing.png", "a/image", "../in/pictures/0000.png", "\x00", "\x1b[31m", "\u202e", "x" * 8000),
+        *("nothing.png", "a/image", "../in/pictures/0000.png", "\x00", "\x1b[31m", "\u202e", "x" * 8000, "絵" * 2000),
         *("file:///etc/passwd", "http://127.0.0.1:1/x", "s3://b/k", "*", "?#"),
     ],
 )
