@@ -98,6 +98,9 @@ def main() -> None:
     """Run the command line, and turn errors into exit codes."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     sys.excepthook = _show_traceback
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by what started the command
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: PTH123, SIM115
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal without Unicode shows escapes, as on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
     with interruptible(), messages_to(TerminalLog()):

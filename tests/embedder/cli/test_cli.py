@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -151,3 +153,10 @@ def test_doctor_says_why_gpus_of_the_driver_are_of_no_use(run_embedder, monkeypa
     assert "0.5 GPU" in found["stage 2 would take"] and found["stage 2 would take"].endswith("to compute on cuda")
     _, found, _ = run_embedder("doctor", "--json", "--set", "device=cpu")
     assert " 0 GPU" in found["stage 2 would take"] and found["stage 2 would take"].endswith("to compute on cpu")
+
+
+@pytest.mark.parametrize("words", [["config", "--json"], ["config", "none.toml"]])
+def test_closed_standard_streams_change_no_exit_code(words):
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "embedder"]
+    done = subprocess.run([*closed, *words], timeout=120, check=False)
+    assert done.returncode == (2 if "none.toml" in words else 0)
