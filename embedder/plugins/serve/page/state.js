@@ -52,7 +52,7 @@ let current = read(location.search);
 export function read(address) {
   const params = new URLSearchParams(address);
   /** @type {any} */
-  const state = { filters: {}, hybrid: params.get("hybrid") === "1", fold: null };
+  const state = { filters: bare({}), hybrid: params.get("hybrid") === "1", fold: null };
   for (const name of TEXTS) state[name] = params.get(name) ?? "";
   for (const name of NUMBERS) state[name] = Math.max(0, Number.parseInt(params.get(name) ?? "0", 10) || 0);
   for (const name of LISTS) state[name] = params.getAll(name).slice(0, 16);
@@ -72,6 +72,14 @@ export function read(address) {
     else filter[kind] = value;
   }
   return state;
+}
+
+/**
+ * Filters without what every object has: a column may be named `constructor`.
+ * @param {Record<string, ColumnFilter>} filters
+ */
+function bare(filters) {
+  return Object.assign(Object.create(null), filters);
 }
 
 /**
@@ -109,6 +117,7 @@ export function now() {
 export function update(changes, { replace = false } = {}) {
   const before = current;
   const next = { ...current, ...changes };
+  next.filters = bare(next.filters);
   const address = write(next);
   if (address === write(before)) return;
   current = next;

@@ -138,6 +138,25 @@ def test_every_kind_of_column_filters(open_page, url):
     expect(page.locator("#count")).to_have_text("1 result, all that fits the filters")
 
 
+def test_a_column_filters_whose_name_every_object_of_javascript_has(open_page, url):
+    makers = [{"value": name, "count": 2} for name in ("Ferrari", "McLaren")]
+    facet = {"name": "constructor", "type": "text", "num_null": 0, "values": makers, "min": None, "max": None}
+
+    def with_makers(route):
+        found = route.fetch().json()
+        route.fulfill(json=found | {"columns": [*found["columns"], facet]})
+
+    page = open_page(f"{url}/?q=car")
+    page.route("**/facets", with_makers)
+    page.click("#filter-toggle")
+    choice = page.locator("#filters .choice", has_text="Ferrari").locator("input")
+    choice.evaluate("box => box.click()")  # its column may be folded
+    chip = page.locator("#chips .chip")
+    expect(chip).to_have_text(["constructor: Ferrari"])
+    page.reload()
+    expect(chip).to_have_text(["constructor: Ferrari"])
+
+
 def test_a_condition_that_is_none_is_explained(open_page, url):
     page = open_page(f"{url}/?q=car&where=prise+%3C+3")
     card = page.locator("[role=alert]")
