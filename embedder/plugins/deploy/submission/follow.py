@@ -12,7 +12,7 @@ BYTES_PER_S = 1 << 20  # Ray's interface only gives whole logs, so a long one is
 
 
 def follow_log(server: JobServer, job_id: str) -> Iterator[str]:
-    """Yield pieces of a job's log as they come, to its end.
+    """Yield pieces of a job's log as they come, each of whole lines, to its end.
 
     Raises `ConfigError` if there is no such job; `RunFailedError` if it failed or was stopped, or the head doesn't
     answer any more.
@@ -23,8 +23,9 @@ def follow_log(server: JobServer, job_id: str) -> Iterator[str]:
         log = server.log(job_id)
         if len(log) < num_told:  # started again
             num_told = 0
-        if piece := log[num_told:]:
-            num_told = len(log)
+        end = len(log) if info.is_over else log.rfind("\n") + 1  # a line may still be written
+        if piece := log[num_told:end]:
+            num_told = end
             yield piece
         if info.is_over:
             check_ended(info, log)

@@ -145,9 +145,9 @@ def test_a_refused_job_tells_the_line_that_says_why():
 
 def test_a_log_is_followed_piece_by_piece_to_the_end():
     states = [(200, RUNNING), (200, RUNNING), (200, RUNNING | {"status": "SUCCEEDED"})]
-    logs = [(200, {"logs": text}) for text in ("one\n", "one\n", "one\ntwo\n")]
+    logs = [(200, {"logs": text}) for text in ("one\n", "one\ntw", "one\ntwo\nlast")]
     with serving({"/api/jobs/a": states, "/api/jobs/a/logs": logs}) as (url, _):
-        assert list(follow_log(JobServer(url), "a")) == ["one\n", "two\n"]
+        assert list(follow_log(JobServer(url), "a")) == ["one\n", "two\nlast"], "no line in two pieces"
 
 
 @pytest.mark.parametrize(
