@@ -1,6 +1,7 @@
 """Schemas of the two tables of record; fixed: columns may be added, not changed."""
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from embedder.errors import ConfigError, StoreError
 
@@ -105,6 +106,12 @@ _WIDER = {
     pa.binary_view(): pa.binary(),
     pa.null(): pa.string(),
 }
+MAX_DIGITS = 38  # of a decimal number
+
+
+def to_stored(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Convert a column to a type of the table; of times, what is below a microsecond is cut off."""
+    return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
 
 
 def _storable(column: pa.Field) -> pa.DataType:
@@ -113,9 +120,17 @@ def _storable(column: pa.Field) -> pa.DataType:
         return _storable(pa.field(column.name, kind.value_type))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(_storable(pa.field(column.name, kind.value_type)))
+    if pa.types.is_struct(kind):  # its integers stay, as earlier versions kept them
+        inner = {each: each.with_name(f"{column.name}.{each.name}") for each in kind.fields}
+        return pa.struct(
+            [each.with_type(each.type if each.type in _WIDER else _storable(inner[each])) for each in inner]
+        )
     if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", tz=kind.tz)
-    if pa.types.is_duration(kind) or pa.types.is_time(kind) or pa.types.is_interval(kind):
+        return pa.timestamp("us", tz="UTC" if kind.tz else None)
+    if pa.types.is_decimal(kind) and kind.precision <= MAX_DIGITS:
+        return pa.decimal128(kind.precision, kind.scale)
+    others = (pa.types.is_decimal, pa.types.is_duration, pa.types.is_time, pa.types.is_interval)
+    if any(is_kind(kind) for is_kind in others):
         raise ConfigError(
             f"carryover column {column.name!r}: a Delta table keeps no {kind}; cast it in the source, or leave it out"
         )

@@ -28,7 +28,7 @@ from embedder.store.journal.metadata_updates import MOVED, moves_file
 from embedder.store.journal.step_metrics import measure
 from embedder.store.layout import record_bytes, utc_now
 from embedder.store.part_file import PartFile
-from embedder.store.schema import EMBEDDINGS, ITEMS, VECTOR_COLUMNS, with_carryover
+from embedder.store.schema import EMBEDDINGS, ITEMS, VECTOR_COLUMNS, to_stored, with_carryover
 from embedder.store.store_errors import StoreUnavailableError
 from embedder.store.tables.arrow_lookup import replace_column, without_items
 from embedder.store.tables.arrow_tensors import is_half, round_vectors
@@ -269,7 +269,7 @@ def _project(rows: pa.Table, own: pa.Schema, carryover: pa.Schema, constants: di
             columns.append(pa.repeat(pa.scalar(constants[column.name], column.type), rows.num_rows))
         else:
             name = column.name if column.name in own.names else CARRIED + column.name
-            columns.append(rows[name].cast(column.type))
+            columns.append(to_stored(rows[name], column.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 

@@ -1,5 +1,8 @@
 """Carried columns: their values, their types, and runs with others."""
 
+from datetime import UTC, datetime
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 from store_samples import begin, publish_rows, row, rows_of, table
@@ -37,6 +40,31 @@ def test_a_carried_column_that_delta_can_not_keep_is_named(files):
     _, metadata = begin(files, pa.schema({"length": pa.duration("s")}))
     with pytest.raises(ConfigError, match=r"'length'.*duration.*leave it out"):
         write_part(files, metadata, 0, table(row("a.jpg"), length=pa.array([1], pa.duration("s"))))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (pa.array([1_234_567_891], pa.timestamp("ns")), datetime(1970, 1, 1, 0, 0, 1, 234567)),
+        (pa.array([1_000_000], pa.timestamp("us", "Europe/Berlin")), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        (pa.array([[1_001]], pa.list_(pa.timestamp("ns"))), [datetime(1970, 1, 1, microsecond=1)]),
+        (pa.array([{"at": 1_001}], pa.struct({"at": pa.timestamp("ns")})), {"at": datetime(1970, 1, 1, microsecond=1)}),
+        (pa.array([Decimal("1.50")], pa.decimal256(38, 2)), Decimal("1.50")),
+        (pa.array([Decimal("1.50")], pa.decimal32(5, 2)), Decimal("1.50")),
+    ],
+)
+def test_times_and_decimals_of_other_tables_are_kept(files, given, kept):
+    run, metadata = begin(files, pa.schema({"price": given.type}))
+    write_part(files, metadata, 0, table(row("a.jpg"), price=given))
+    publish([ModelWork(run, metadata)])
+    (found,) = rows_of(files)
+    assert found["price"] == kept
+
+
+@pytest.mark.parametrize("kind", [pa.decimal256(50, 2), pa.struct({"at": pa.time64("us")})])
+def test_further_types_that_delta_can_not_keep_are_named_before_the_work(kind):
+    with pytest.raises(ConfigError, match="keeps no"):
+        with_carryover(EMBEDDINGS, pa.schema({"price": kind}))
 
 
 def test_an_unfinished_run_with_other_carried_columns_is_not_continued(files):
