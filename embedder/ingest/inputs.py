@@ -220,7 +220,8 @@ def with_former_columns(
         strange = published.difference(*(run.medium_columns for run in runs))
         of_medium, others = of_medium.union(served.medium_columns, left - strange), others | strange
     of_steps = of_steps | info.step_columns
-    names = tuple(name for name in BY_NAME if name in of_medium - others - of_steps.keys())
+    taken = {name.lower() for name in (*others, *of_steps)}  # the table knows no difference of case
+    names = tuple(name for name in BY_NAME if name in of_medium - taken)
     return info.model_copy(update={"step_columns": of_steps, "medium_columns": names})
 
 

@@ -84,7 +84,7 @@ def with_carryover(schema: pa.Schema, carryover: pa.Schema) -> pa.Schema:
     Raises ConfigError if a carried column has the name of an own column, or a type that Delta lacks.
     """
     for column in carryover:
-        if column.name in schema.names:
+        if column.name.lower() in map(str.lower, schema.names):  # as Delta compares them
             raise ConfigError(
                 f"carryover column {column.name!r}: the embeddings table has a column of that name; "
                 "rename it in the source or leave it out"

@@ -262,6 +262,17 @@ def test_a_carried_column_that_is_carried_no_more_is_not_filled_by_the_medium(ma
     assert [row["camera"] for row in rows_of(config.store).values()] == ["by hand"]
 
 
+def test_a_column_of_the_medium_gives_way_to_a_carried_one_of_another_case(make_run, photos, tmp_path):
+    content = {"image": [str(photos / "tagged.jpg")], "Format": ["13 x 18"]}
+    pq.write_table(pa.table(content), tmp_path / "list.parquet")
+    source = {"path": str(tmp_path / "list.parquet"), "carryover": ["Format"], "columns": {"image": "image"}}
+    config = make_run([source])
+    embed(config)
+    (found,) = rows_of(config.store).values()
+    assert found["Format"] == "13 x 18"
+    assert "format" not in found
+
+
 def test_a_former_steps_column_is_not_filled_by_the_medium(make_run, photos, tmp_path):
     code = "def look(batch):\n    return {'sharpness': ['by eye'] * len(batch)}\n"
     (tmp_path / "steps.py").write_text(code)

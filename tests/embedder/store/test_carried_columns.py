@@ -67,6 +67,12 @@ def test_further_types_that_delta_can_not_keep_are_named_before_the_work(kind):
         with_carryover(EMBEDDINGS, pa.schema({"price": kind}))
 
 
+@pytest.mark.parametrize("names", [["Caption"], ["Price", "price"]])
+def test_names_that_differ_in_their_case_alone_are_refused_before_the_work(names):
+    with pytest.raises(ConfigError, match="has a column of that name"):
+        with_carryover(EMBEDDINGS, pa.schema([(name, pa.string()) for name in names]))
+
+
 def test_an_unfinished_run_with_other_carried_columns_is_not_continued(files):
     first, metadata = begin(files)
     write_part(files, metadata, 0, table(row("a.jpg")))
