@@ -227,16 +227,17 @@ def _log_headers(uri: str, number: int) -> None:
 
 def _csv_lines(uri: str, delimiter: str | None) -> Iterator[tuple[Dialect, int, list[str]]]:
     with _open_text(uri) as text:
-        reader, before = csv.reader([], strict=True), 0
+        reader, before, begin = csv.reader([], strict=True), 0, 0
         try:
             dialect = _read_dialect(text, delimiter)
             for before in range(1, dialect.num_before + 1):  # noqa: B007
                 text.readline()
             reader = csv.reader(text, **dialect.options)
             for row in reader:
-                yield dialect, before + reader.line_num, row
+                begin = reader.line_num
+                yield dialect, before + begin, row
         except csv.Error as error:
-            where = f"{readable(uri)}:{before + reader.line_num}"
+            where = f"{readable(uri)}:{before + begin + 1}"  # where the row begins, which may reach to the file's end
             raise SourceError(f"{where}: no valid CSV ({error}); correct that row") from None
         except UnicodeError as error:
             line, encoding = before + reader.line_num + 1, text.encoding.removesuffix("-sig").upper()

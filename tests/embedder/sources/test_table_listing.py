@@ -308,6 +308,7 @@ NUMBERS = "\n".join(["id,cap,n", *(f"{n},x,{n}" for n in range(1000)), "last,x,m
         ("t.csv", b"id,cap\n1,a\n2\n", r"t\.csv:3: 1 fields where the header has 2"),
         ("t.csv", b'id,cap\n1,"two\nlines"\n3,b,c\n', r"t\.csv:4: 3 fields where the header has 2"),
         ("t.csv", b'id,cap\n1,"open\n', r"t\.csv:2: no valid CSV .*unexpected end of data"),
+        ("t.csv", b'id,cap\n1,a\n2,"open\n' + b"3,b\n" * 9, r"t\.csv:3: no valid CSV .*unexpected end of data"),
         ("t.csv", b"id,cap\n1,caf\xe9\n", r"t\.csv:\d: not UTF-8 here or soon after"),
         ("t.csv", b"", r"t\.csv: the file is empty; its first line must name the columns"),
         ("t.csv", b"id,id\n1,2\n", r"t\.csv:1: two columns are named 'id'"),
@@ -325,7 +326,7 @@ NUMBERS = "\n".join(["id,cap,n", *(f"{n},x,{n}" for n in range(1000)), "last,x,m
         ("t.jsonl", JSON_BEFORE + b'{"id": {"$oid": 1}, "cap": "x"}\n', r"t\.jsonl:3: column 'id' holds a dict"),
         ("t.csv.gz", b"\x1f\x8b", r"no table by its suffix; known are .parquet, .csv, .tsv, .jsonl, .ndjson"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_what_is_wrong_in_a_table_is_named_by_file_and_line(tmp_path, list_items, name, content, message):
     (tmp_path / name).write_bytes(content)
