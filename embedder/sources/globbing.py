@@ -113,7 +113,10 @@ def _found_by_pattern(path: str) -> GlobMatches:
     root = fixed_root(path)
     entries: dict[str, Entry] = {}
     for pattern in expand_braces(path):
-        found = list(_matching(pattern, root))
+        try:
+            found = list(_matching(pattern, root))
+        except re.error as error:
+            raise SourceError(f"{pattern}: this pattern can't be read ({error}); correct its brackets") from None
         if not found:
             raise SourceError(f"{pattern}: no file of this name or pattern; check the path and the range in braces")
         entries |= {entry.name: entry for entry in found}

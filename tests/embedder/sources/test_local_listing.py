@@ -245,11 +245,19 @@ def test_links_that_a_pattern_matches_are_held_to_its_root(make_files, list_item
     }
 
 
+@pytest.mark.parametrize("pattern", ["[z-a]*.jpg", "*.{png,jp[z-a]}", "**/[z-a]/*.jpg"])
+def test_a_pattern_with_a_range_that_runs_backwards_is_refused(make_files, list_items, pattern):
+    with pytest.raises(SourceError, match=r"z-a.*correct its brackets"):
+        list_items(make_files({"a.jpg": b"A", "b.png": b"B"}) / pattern, kind="files")
+
+
 def test_file_urls_and_relative_paths_become_absolute(make_files, list_items, monkeypatch):
     root = make_files({"a b.jpg": b"A"}, "a folder")
     assert list_items("file://" + str(root).replace(" ", "%20"))["a b.jpg"]["uri"] == f"{root}/a b.jpg"
     assert list(list_items("file://" + str(root).replace(" ", "%20") + "/a%20b.jpg")) == ["a b.jpg"]
     monkeypatch.chdir(root.parent)
+    short = "file://" + root.name.replace(" ", "%20")  # one slash too few: as a path of the working directory
+    assert list_items(short)["a b.jpg"]["uri"] == f"{root}/a b.jpg"
     assert list_items("a folder/")["a b.jpg"]["uri"] == f"{root}/a b.jpg"
     monkeypatch.setenv("HOME", str(root.parent))
     assert list_items("~/a folder")["a b.jpg"]["uri"] == f"{root}/a b.jpg"
