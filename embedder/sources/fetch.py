@@ -14,7 +14,7 @@ from embedder.sources.fetched import Fetched, write_temporary
 from embedder.sources.parquet_cells import ParquetCells
 from embedder.sources.source_errors import FetchError, from_os_error
 from embedder.sources.tar_scan import BLOCK_BYTES, check_member
-from embedder.sources.uris import TableCell, TarMember, split_uri
+from embedder.sources.uris import TableCell, TarMember, file_url_path, split_uri
 from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import readable
@@ -169,6 +169,7 @@ class Fetcher:
         """Fetch the file that a struct's `path` names; a relative one is next to the table's file."""
         if is_web(reference):
             return self._download(reference, max_bytes, None)
+        reference = file_url_path(reference) if reference.startswith("file://") else reference
         is_absolute = reference.startswith("/") or is_remote(reference)
         folder = "" if is_absolute else table.rpartition("/")[0]
         path = reference if is_absolute else f"{folder}/{reference}"

@@ -244,12 +244,12 @@ def _resolve(reference: str, folder: str) -> str | None:
     if is_web(reference) or is_remote(reference):
         is_served = is_address(reference) or (is_remote(reference) and without_credentials(reference) == reference)
         return reference if is_served else None
+    if reference.startswith("file://"):
+        reference = file_url_path(reference)
+    elif is_uri(reference):
+        return None
     if reference.startswith("/"):
         return reference
-    if reference.startswith("file://"):
-        return file_url_path(reference)
-    if is_uri(reference):
-        return None
     if not is_remote(folder):
         return f"{folder.rstrip('/')}/{reference}"
     scheme, _, rest = folder.partition("://")

@@ -128,7 +128,7 @@ def normalise_source(path: str) -> str:
             raise SourceError(f"source: {error.message}") from None
         return path.rstrip("/") if path.count("/") > 2 else path
     if path.startswith("file://"):
-        return file_url_path(path)
+        return os.path.abspath(file_url_path(path))  # noqa: PTH100
     if is_uri(path):
         raise SourceError(
             f"{without_credentials(path)}: a source is a local path, file://, s3://, gs:// or az://; "
@@ -140,5 +140,5 @@ def normalise_source(path: str) -> str:
 
 
 def file_url_path(url: str) -> str:
-    """Turn `file:///a%20b` into `/a b`."""
+    """Turn `file:///a%20b` into `/a b`, and `file://a%20b`, which names no host here, into the relative `a b`."""
     return url2pathname(url.removeprefix("file://").removeprefix("localhost"))

@@ -52,15 +52,16 @@ def test_structs_of_bytes_and_path_as_hugging_face_writes_them(tmp_path, list_it
         {"bytes": None, "path": "pics/b.png"},
         None,
         {"bytes": None, "path": None},
+        {"bytes": None, "path": f"file://{tmp_path}/pics/b.png"},
     ]
-    pq.write_table(pa.table({"id": [1, 2, 3, 4], "image": images}), path)
+    pq.write_table(pa.table({"id": [1, 2, 3, 4, 5], "image": images}), path)
     rows = list_items(path, columns={"id": "id", "image": "image"})
-    assert list(rows) == ["1", "2", "3", "4"]
+    assert list(rows) == ["1", "2", "3", "4", "5"]
     with Fetcher() as fetcher:
         fetched = [fetcher.fetch(uri, max_bytes=100) for uri in column(rows, "uri")]
     assert fetched[0].data == PNG
-    assert fetched[1].path == tmp_path / "pics" / "b.png"
-    assert [item.is_null for item in fetched] == [False, False, True, True]
+    assert fetched[1].path == fetched[4].path == tmp_path / "pics" / "b.png"
+    assert [item.is_null for item in fetched] == [False, False, True, True, False]
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()])
@@ -76,15 +77,16 @@ def test_string_columns_are_uris_relative_to_the_table(tmp_path, list_items, mak
     root = make_files({"sub dir/a#1.jpg": b"12345", "b.jpg": b"1"})
     (tmp_path / "c.jpg").write_bytes(b"123")
     uris = ["sub dir/a#1.jpg", f"{root}/b.jpg", "../c.jpg", "s3://team/d.jpg", f"file://{root}/b.jpg", "missing.jpg"]
+    uris.append("file://b.jpg")  # two slashes too few
     pq.write_table(pa.table({"photo": uris}), root / "t.parquet")
     rows = list_items(root / "t.parquet", columns={"image": "photo"})
     assert list(rows) == uris  # the URI as given is the id
     assert column(rows, "uri") == [
         f"{root}/sub dir/a#1.jpg", f"{root}/b.jpg", f"{root}/../c.jpg", "s3://team/d.jpg", f"{root}/b.jpg",
-        f"{root}/missing.jpg",
+        f"{root}/missing.jpg", f"{root}/b.jpg",
     ]  # fmt: skip
-    assert column(rows, "size_bytes") == [5, 1, 3, None, 1, None]
-    assert column(rows, "error_type") == [None] * 6
+    assert column(rows, "size_bytes") == [5, 1, 3, None, 1, None, 1]
+    assert column(rows, "error_type") == [None] * 7
     assert rows["missing.jpg"]["modified"] == "missing"
 
 
