@@ -90,6 +90,13 @@ def sniff(head: bytes) -> Kind | None:
     return None if jpeg_start(head) is None else "image"
 
 
+def encoding_of(head: bytes) -> str:
+    """Return the encoding that a text's byte order mark names; UTF-8 if it has none. `head` is its first bytes."""
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
+    return "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
 def jpeg_start(head: bytes) -> int | None:
     """Return where a JPEG begins, after at most 16 stray bytes; None if none does. 4096 bytes are enough."""
     start = head.find(JPEG_SIGNATURE, 0, MAX_JUNK_BYTES + len(JPEG_SIGNATURE))
@@ -157,7 +164,7 @@ def _is_transport_stream(head: bytes) -> bool:
 
 def _is_text(head: bytes) -> bool:
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # not final: the head may cut a character
+        text = codecs.getincrementaldecoder(encoding_of(head))().decode(head)  # not final: it may cut a character
     except UnicodeDecodeError:
         return False
     text = text.removeprefix("\ufeff")

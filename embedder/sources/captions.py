@@ -1,12 +1,12 @@
 """Captions in files: plain text, or one key of a JSON object."""
 
-import codecs
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from embedder.media.caption_text import clean_caption
+from embedder.media.sniff import encoding_of
 from embedder.sources.byte_ranges import open_ranges
 from embedder.sources.source_errors import FetchError
 from embedder.sources.takeout import medium_values
@@ -94,13 +94,6 @@ def _content(uri: str, path: str, member: TarMember | None) -> tuple[str, bytes]
         if size > MAX_CAPTION_BYTES:
             raise FetchError("TooLarge", f"{uri}: a caption of {size:,} bytes; 1 MiB is the limit")
         return name, ranges.read_at(offset, size)
-
-
-def encoding_of(head: bytes) -> str:
-    """Return the encoding that a text's byte order mark names; UTF-8 if it has none. `head` is its first bytes."""
-    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return "utf-32"
-    return "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
 
 
 def decode_text(data: bytes, where: str) -> str:

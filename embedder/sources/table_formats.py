@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from embedder.errors import SourceError
+from embedder.media.sniff import encoding_of
 from embedder.quantities import plural
 from embedder.sources.byte_ranges import open_file, open_ranges
-from embedder.sources.captions import encoding_of
 from embedder.sources.columns import column_path, label_names, parquet_name, take_column
 from embedder.sources.csv_dialects import SAMPLE_CHARACTERS, Dialect, find_dialect
 from embedder.sources.listing_schema import ROWS_PER_TABLE

@@ -63,6 +63,13 @@ def test_captions_are_text_even_if_they_begin_like_media(text):
     assert sniff(text.encode()) == "text"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_captions_of_other_encodings_are_text_by_their_byte_order_mark(encoding):
+    head = "ein Käfer \u4e2d \U0001f600\n".encode(encoding) * 200
+    assert sniff(head[:4095]) == "text"
+    assert other_kind(head[:4095]) == "text"
+
+
 def test_text_cut_within_a_character_is_still_text():
     head = ("x" * 10 + "日本").encode()
     assert [sniff(head[:stop]) for stop in range(11, len(head))] == ["text"] * (len(head) - 11)
@@ -78,7 +85,9 @@ def test_text_cut_within_a_character_is_still_text():
         b"bell \x07",
         "next line \x85".encode(),
         b"latin-1 caf\xe9 ole",
-        "UTF-16".encode("utf-16"),
+        "UTF-16 without a mark".encode("utf-16-le"),
+        b"\xff\xfe",  # its mark and nothing else
+        b"\xff\xfe" + bytes(range(1, 256)),
         b"%PDF-1.7\n%\xe2\xe3\xcf\xd3",
         b"PK\x03\x04\x14\x00",
         b"RIFF\x24\x00\x00\x00WAVEfmt ",
