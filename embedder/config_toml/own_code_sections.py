@@ -268,10 +268,17 @@ def _declared_in(name: str, classes: dict[str, ast.ClassDef], place: str) -> dic
             if isinstance(target, ast.Name) and target.id in DECLARED:
                 try:
                     value = ast.literal_eval(node.value)
-                except ValueError:
+                except (TypeError, ValueError):
                     raise ConfigError(
                         f"{place}, line {node.lineno}: {name}.{target.id} is computed, and is read without running the "
                         "file; write its value out"
                     ) from None
-                found[DECLARED[target.id]] = list(value) if isinstance(value, tuple) else value
+                if target.id == "resources" and not isinstance(value, dict):
+                    raise ConfigError(f'{place}, line {node.lineno}: {name}.resources: write {{"num_cpus": 2}}, a dict')
+                found[DECLARED[target.id]] = _as_list(value)
     return found
+
+
+def _as_list(value: Any) -> Any:
+    """Return the list of a tuple, or of a set in an order that is the same in each process; else the value."""
+    return sorted(value, key=repr) if isinstance(value, set) else list(value) if isinstance(value, tuple) else value

@@ -201,6 +201,15 @@ class Computed(Base):
 
 class Greedy(Base):
     resources = {"gpus": 3}
+
+class Listed(Base):
+    resources = ("num_cpus", 3)
+
+class Odd(Base):
+    columns_out = {["size"]: "int32"}
+
+class Unordered(Base):
+    columns_in = {"uri", "segment", "modality", "item_id", "image", "caption"}
 """
 CLASS = """
 [[step]]
@@ -219,9 +228,22 @@ def test_what_a_class_declares_is_read_without_an_import_and_keys_of_the_configu
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("Computed", "Computed.columns_in is computed"), ("Greedy", "gpus"), ("Absent", "inputs")]
+    ("name", "said"),
+    [
+        ("Computed", "Computed.columns_in is computed"),
+        ("Greedy", "gpus"),
+        ("Absent", "inputs"),
+        ("Listed", r"stages.py, line \d+: Listed.resources: write"),
+        ("Odd", "Odd.columns_out"),
+    ],
 )
 def test_what_a_class_declares_wrongly_is_told_in_a_line(tmp_path, name, said):
     (tmp_path / "stages.py").write_text(STAGE)
     with pytest.raises(ConfigError, match=said):
         loaded(tmp_path, CLASS.replace("Sized", name))
+
+
+def test_a_set_of_columns_has_one_order_as_it_is_part_of_the_fingerprint(tmp_path):
+    (tmp_path / "stages.py").write_text(STAGE)
+    (step,) = loaded(tmp_path, CLASS.replace("Sized", "Unordered")).step
+    assert step.inputs == ("caption", "image", "item_id", "modality", "segment", "uri")
