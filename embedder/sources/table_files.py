@@ -112,10 +112,10 @@ def find_table(path: str, selection: Selection | None = None) -> Table:
     found, selection = find_selected(path, selection or take_all(path))
     entries = [entry for entry in selection.without_junk(found) if not (found.is_folder and is_hidden(entry.name))]
     if found.is_folder:
-        cards = [entry for entry in entries if is_card(entry.name) or is_shard_statistics(entry.name)]
-        for entry in cards:
-            selection.left_out.count("other", entry.name)
-        entries = [entry for entry in entries if entry not in cards]
+        cards = {entry.name for entry in entries if is_card(entry.name) or is_shard_statistics(entry.name)}
+        for name in cards:
+            selection.left_out.count("other", name)
+        entries = [entry for entry in entries if entry.name not in cards]
     files = tuple(_table_file(entry, found.uri(entry)) for entry in entries)
     suffixes = {_suffix(file) for file in files}
     if not suffixes:
