@@ -14,7 +14,7 @@ from embedder.media.sniff import HEAD_BYTES, extra_kind, other_kind, sniff, unre
 from embedder.sources.captions import SIDECAR_ALONE, read_values
 from embedder.sources.descriptions import DESCRIBING, attach_descriptions
 from embedder.sources.file_names import sort_of
-from embedder.sources.globbing import GlobMatches, find_one
+from embedder.sources.globbing import GlobMatches, find_entries, find_one
 from embedder.sources.listing_schema import Listing, Row, list_with_values, tables_of_rows
 from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
 from embedder.sources.selection import MEDIA, Selection, find_selected
@@ -24,6 +24,7 @@ from embedder.storage.object_stores import is_remote
 from embedder.storage.printable import is_text, printable, readable
 
 NUM_READERS, READ_AT_ONCE = 16, 512  # of `.json` files whose values are columns
+MAX_LOOKED_UP = 100  # objects that are asked for one by one
 
 
 class Values(NamedTuple):
@@ -142,12 +143,15 @@ def _holds_media(path: str) -> bool:
 
 
 def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
+    """Add the captions beside the files of a pattern, or a single one; of many objects by one more listing."""
     entries = {entry.name: entry for entry in found.entries}
-    for name in [name for name in entries if not _is_sidecar(name)]:
-        for suffix in SIDECAR_SUFFIXES:
-            sidecar = stem_of(name) + suffix
-            if sidecar not in entries and (entry := find_one(found.root, sidecar)):
-                entries[sidecar] = entry
+    stems = {stem_of(name) for name in entries if not _is_sidecar(name)}
+    wanted = {stem + suffix for stem in stems for suffix in SIDECAR_SUFFIXES} - entries.keys()
+    if is_remote(found.root) and len(wanted) > MAX_LOOKED_UP:
+        listed = find_entries(found.root, lambda _: False).entries
+        entries |= {entry.name: entry for entry in listed if entry.name in wanted}
+    else:
+        entries |= {name: entry for name in wanted if (entry := find_one(found.root, name))}
     return iter(sorted(entries.values(), key=lambda entry: (stem_of(entry.name), entry.name)))
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedder.errors import SourceError
-from embedder.sources import object_listing, parquet_cells
+from embedder.sources import folder_items, object_listing, parquet_cells
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.sources.globbing import glob_regex
 from embedder.storage.object_stores import explain
@@ -139,6 +139,15 @@ def test_a_tar_is_scanned_by_ranges_and_members_come_by_one_request_each(bucket,
         bucket.objects["set/0.tar"] = tar_bytes(("new.jpg", b"N"), ("z.jpg", b"zz"))
         rows = list_items("s3://team/set")
         assert fetcher.fetch(rows["0/z"]["uri"], max_bytes=10).data == b"zz"
+
+
+def test_captions_beside_the_objects_of_a_pattern_cost_no_request_each(bucket, list_items, monkeypatch):
+    monkeypatch.setattr(folder_items, "MAX_LOOKED_UP", 10)
+    for number in range(9):
+        bucket.objects |= {f"p/{number}.jpg": b"J", f"p/{number}.txt": b"T", f"p/{number}.md": b"M"}
+    rows = list_items("s3://team/p/*.jpg", kind="files")
+    assert [row["caption_uri"] for row in rows.values()] == [f"s3://team/p/{number}.txt" for number in range(9)]
+    assert sum(entry.startswith("HEAD") for entry in bucket.log) < 5
 
 
 def test_tars_by_wildcard_and_braces(bucket, list_items):
