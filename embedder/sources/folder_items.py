@@ -146,7 +146,8 @@ def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
     """Add the captions beside the files of a pattern, or a single one; of many objects by one more listing."""
     entries = {entry.name: entry for entry in found.entries}
     stems = {stem_of(name) for name in entries if not _is_sidecar(name)}
-    wanted = {stem + suffix for stem in stems for suffix in SIDECAR_SUFFIXES} - entries.keys()
+    suffixes = (*SIDECAR_SUFFIXES, *map(str.upper, SIDECAR_SUFFIXES))  # as cameras and Windows write them
+    wanted = {stem + suffix for stem in stems for suffix in suffixes} - entries.keys()
     if is_remote(found.root) and len(wanted) > MAX_LOOKED_UP:
         listed = find_entries(found.root, lambda _: False).entries
         entries |= {entry.name: entry for entry in listed if entry.name in wanted}

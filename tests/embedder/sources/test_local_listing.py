@@ -69,6 +69,8 @@ ALONE = dict.fromkeys(("b.txt", "b.json", "c.json", ".hidden", ".txt"))  # capti
         (("x.TXT",), "", ALONE | {"x.JPG": "x.TXT"}),
         (("x/a.txt", "y/c.png"), "*/*.jpg", {"x/a.jpg": "x/a.txt", "x/a.k.jpg": None, "y/b.jpg": None}),
         (("a.txt", "b.jpg"), "a.jpg", {"a.jpg": "a.txt"}),
+        (("X.TXT",), "X.JPG", {"X.JPG": "X.TXT"}),
+        (("X.JSON",), "*.JPG", {"X.JPG": "X.JSON"}),
         (("a.jpg",), "a.txt", {"a.txt": None}),
     ],
 )
