@@ -120,8 +120,11 @@ def read_frame_at(file: BinaryIO, resize: ResizeSpec, time_s: float, max_pixels:
     """
     with _open(file) as container:
         stream = _video_stream(container, max_pixels)
-        shown = first = next(_timed_frames(_decoded_frames(container, stream, max_pixels), _clock(stream)))
-        for frame in _frames_near(container, stream, first, time_s, max_pixels):
+        frames = _timed_frames(_decoded_frames(container, stream, max_pixels), _clock(stream))
+        shown = first = next(frames)
+        if _has_index(container):  # others are read on: some can't even go back to their beginning
+            frames = _frames_near(container, stream, first, time_s, max_pixels)
+        for frame in frames:
             if frame.time_s > time_s:
                 break
             shown = frame
@@ -281,7 +284,7 @@ def _seeked_frames(
     container: Any, stream: Any, first: TimedFrame[Any], time_s: float, max_pixels: int
 ) -> Iterator[TimedFrame[Any]]:
     """Yield frames after a seek, with times counted from the first frame; none if it fails."""
-    if first.frame.pts is None or not _has_index(container):
+    if first.frame.pts is None:
         return
     try:
         container.seek(first.frame.pts + int(time_s / stream.time_base), stream=stream)

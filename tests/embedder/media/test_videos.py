@@ -249,6 +249,16 @@ def test_frame_at_shows_the_frame_of_that_time(decoder, make_video):
         assert round(float(decoder.frame_at(path, FIT, time_s).mean()) / 4) == number
 
 
+@pytest.mark.parametrize(
+    ("kind", "codec"), [("flv", "flv"), ("ts", "mpeg2video"), ("mkv", "libx264"), ("mp4", "mpeg4")]
+)
+def test_frame_at_counts_from_the_first_frame_whatever_its_time(decoder, make_video, kind, codec):
+    form = {"ts": "mpegts"}.get(kind, kind)
+    path = make_video(greys(60, 4), codec=codec, kind=form, name=f"late.{kind}", rate=25, pts=range(100, 160))
+    for time_s, number in ((0, 0), (0.5, 12), (2.3, 57), (99, 59)):
+        assert abs(float(decoder.frame_at(path, FIT, time_s).mean()) / 4 - number) < 1
+
+
 @pytest.mark.parametrize(("kind", "codec", "pix_fmt"), KINDS)
 def test_frame_at_agrees_with_the_segments(decoder, make_video, kind, codec, pix_fmt):
     path = make_video(greys(40), kind=kind, codec=codec, pix_fmt=pix_fmt)
