@@ -82,7 +82,9 @@ class ParquetCells:
             batch = next(self._batches, None)
             if batch is None:
                 raise FetchError("TableBroken", f"{readable(path)}: the rows end before row {cell.row}")
-            self._start, self._cells = self._start + len(self._cells), take_column(batch, cell.column)
+            cells = take_column(batch, cell.column)
+            cells = cells.dictionary_decode() if pa.types.is_dictionary(cells.type) else cells
+            self._start, self._cells = self._start + len(self._cells), cells
         return self._cells[cell.row - self._start]
 
     def close(self) -> None:

@@ -64,7 +64,9 @@ def test_structs_of_bytes_and_path_as_hugging_face_writes_them(tmp_path, list_it
     assert [item.is_null for item in fetched] == [False, False, True, True, False]
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()])
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())]
+)
 def test_all_kinds_of_bytes_columns(tmp_path, list_items, kind):
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"id": ["a"], "image": pa.array([PNG], kind)}), path)
