@@ -58,8 +58,9 @@ def id_columns(schema: pa.Schema) -> list[str]:
 
 
 def _image(schema: pa.Schema) -> str | None:
-    cells = [field.name for field in schema if holds_images(field.type)]
-    structs = [name for name in cells if not is_binary(plain_type(schema.field(name).type))]
+    images = [field for field in schema if holds_images(field.type)]
+    cells = [field.name for field in images]
+    structs = [field.name for field in images if not is_binary(plain_type(field.type))]
     addresses = [name for name, kind in _list_nested(schema) if is_text(kind) and _leaf(name) in _ADDRESSES]
     return _first(structs, _IMAGES) or _first(cells, _IMAGES) or _first(addresses, _ADDRESSES)
 

@@ -35,7 +35,7 @@ def find_column(schema: pa.Schema, name: str) -> pa.Field | None:
     path = column_path(schema, name)
     if path is None:
         return None
-    kind, is_in_list = schema.field(path[0]).type, False
+    kind, is_in_list = schema.field(schema.names.index(path[0])).type, False  # a name may stand twice
     for step in path[1:]:
         is_in_list = is_in_list or is_list(kind)
         kind = _fields(kind)[step]

@@ -187,6 +187,8 @@ def _check_left(join: JoinConfig, where: str, carried: pa.Schema) -> None:
 
 
 def _find_column(where: str, key: str, name: str, schema: pa.Schema) -> pa.Field:
+    if schema.names.count(name) > 1:
+        raise SourceError(f"{where} {key}: two columns are named {name!r}; rename one")
     found = find_column(schema, name)
     if found is None:
         close = difflib.get_close_matches(name, list(column_names(schema)), n=1)

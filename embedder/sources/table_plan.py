@@ -100,6 +100,8 @@ class _NamedTable:
 
     def find(self, key: str, name: str) -> pa.Field:
         """Find the column that a key names."""
+        if self.schema.names.count(name) > 1:
+            raise SourceError(f"{self.path}: {key_of(self.columns, key)}: two columns are named {name!r}; rename one")
         field = find_column(self.schema, name)
         if field is None:
             close = difflib.get_close_matches(name, list(column_names(self.schema)), n=1)

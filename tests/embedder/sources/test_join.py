@@ -147,6 +147,12 @@ def test_a_mistake_is_one_line_that_names_the_table_and_the_key(pictures, tmp_pa
     assert "\n" not in str(caught.value)
 
 
+def test_a_name_that_two_columns_have_is_refused(pictures, tmp_path):
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 3, ["file", "price", "price"]), tmp_path / "t.parquet")
+    with pytest.raises(SourceError, match=r"\[\[join\]\] columns: two columns are named 'price'; rename one"):
+        listed(pictures, {"path": str(tmp_path / "t.parquet"), "on": {"id": "file"}, "columns": ["price"]})
+
+
 def test_rows_without_a_key_are_counted_and_join_nothing(pictures, tmp_path):
     table = write(tmp_path / "t.parquet", file=[None, "", None, *ids(0, 1, 2, 3)], price=range(7))
     left_out = LeftOut()

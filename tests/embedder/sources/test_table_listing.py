@@ -186,6 +186,17 @@ def test_wrong_columns_are_named_with_the_cure(tmp_path, list_items, columns, ca
         list_items(tmp_path / "t.parquet", columns=columns, carryover=carryover)
 
 
+@pytest.mark.parametrize(("columns", "carryover"), [({"id": "id", "caption": "cap"}, ()), ({"id": "id"}, ("cap",))])
+def test_a_name_that_two_columns_have_is_refused(tmp_path, list_items, columns, carryover):
+    table = pa.Table.from_arrays([pa.array(["a"])] * 4, ["id", "cap", "cap", "photo"])
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(SourceError, match=r"t\.parquet: \S+: two columns are named 'cap'; rename one"):
+        list_items(tmp_path / "t.parquet", columns={"image": "photo"} | columns, carryover=carryover)
+    assert list(list_items(tmp_path / "t.parquet", columns={"id": "id", "image": "photo"})) == ["a"]
+    with pytest.raises(SourceError, match="a table needs columns.image or columns.caption"):
+        list_items(tmp_path / "t.parquet")
+
+
 def test_carryover_columns_keep_values_and_types(tmp_path, list_items):
     from embedder.batch_schema import CARRIED
     from embedder.config_toml.run_sections import Columns, SourceConfig
