@@ -210,6 +210,11 @@ def compile_patterns(patterns: Sequence[str], where: str) -> NamePatterns | None
     for each in plain:
         if not each.strip("/"):
             raise SourceError(f'{where}: {each!r} names no file; write a pattern such as "*.tmp" or "private/**"')
+        if each.startswith("!"):
+            raise SourceError(
+                f"{where}: {each!r}: unlike in a .gitignore, no pattern takes back what others say; name what is meant "
+                f"in the others alone, or write {'?' + each[1:]!r} for names that begin with !"
+            )
     try:
         matcher = re.compile("|".join(_as_regex(each) for each in plain), re.IGNORECASE | re.DOTALL)
     except re.error as error:

@@ -81,6 +81,13 @@ def test_a_pattern_that_means_nothing_is_refused(make_files, pattern):
         listed(make_files({"a.jpg": b"A"}), exclude=[pattern])
 
 
+def test_a_pattern_that_takes_others_back_is_refused_as_it_would_take_nothing_back(make_files):
+    root = make_files(dict.fromkeys(("a.jpg", "b.jpg", "!c.jpg"), b"A"))
+    with pytest.raises(SourceError, match=r"exclude: '!a\.jpg': unlike in a \.gitignore.* or write '\?a\.jpg'"):
+        listed(root, exclude=["*.jpg", "!a.jpg"])
+    assert listed(root, exclude=["?c.jpg"])[0] == ["a.jpg", "b.jpg"]
+
+
 def test_junk_sidecars_and_other_files_are_no_items_and_are_counted(make_files):
     names = (
         "a.jpg",
