@@ -124,7 +124,8 @@ class StepRows:
             if "region" in names:
                 values |= _of_region(image, result["region"], is_cut="image" not in names)
             if "caption" in names:
-                values |= {"caption": result["caption"], "is_recaptioned": True}
+                text = result["caption"]
+                values |= {"caption": text if text and not text.isspace() else None, "is_recaptioned": True}
         except _BadRowError as error:
             return _fail(values, ItemProblem(step.name, "WrongOutput", str(error)))
         return values

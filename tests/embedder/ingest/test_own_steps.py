@@ -86,6 +86,16 @@ def test_windows_of_a_text_have_a_caption_each(make_run, tmp_path):
         np.testing.assert_allclose(rows["story.txt", number]["text_embedding"], vectors[number], atol=1e-5)
 
 
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_a_blank_caption_of_a_step_is_none(make_run, tmp_path, blank):
+    source = samples.folder(tmp_path / "in", num_images=1)
+    file = steps_file(tmp_path, f"def blank(batch):\n    return {{'caption': [{blank!r}] * batch.num_rows}}\n")
+    keys = {"name": "blank", "inputs": ["caption"], "outputs": {"caption": "string"}}
+    _, rows = embedded(make_run(source, step=[step(file, "blank", **keys)]))
+    (row,) = rows.values()
+    assert (row["modality"], row["caption"], row["text_embedding"]) == ("image", None, None)
+
+
 @pytest.mark.slow
 def test_a_row_that_raises_hangs_kills_or_gives_too_much_is_a_reject_of_that_row_alone(
     make_run, tmp_path, run_embedder
