@@ -214,7 +214,7 @@ def compact(
     read: ReadConfig,
     store: StoreUri = None,
     target_rows: Annotated[int | None, typer.Option(min=1, help="Rows of a part file.")] = None,
-    target_mib: Annotated[float | None, typer.Option(min=0.001, help="MiB of a part file.")] = None,
+    target_mib: Annotated[float | None, typer.Option(min=0.001, max=1e6, help="MiB of a part file.")] = None,
 ) -> Result:
     """Put small part files together, and files of earlier releases in pages that are read fast; no row changes."""
     run = read({"store": store})

@@ -37,6 +37,7 @@ from embedder.store.maintenance.compact import MIN_SAVED, MIN_SAVED_BY_EMBED, co
 from embedder.store.publish.interim import interim_state
 from embedder.store.publish.publish import publish
 from embedder.store.schema import EMBEDDINGS, with_carryover
+from embedder.store.store_errors import StoreUnwritableError
 from embedder.store.tables.arrow_lookup import without_items
 from embedder.store_index.keep_index import index_builder, same_index_and_words
 
@@ -63,8 +64,13 @@ def end_run(
         _publish(inputs, ending)
         publish_s = time.monotonic() - begun_s
         keep_times(outcome.job.compute.ray_address, inputs.model.fingerprint, report, ending.result.num_here, publish_s)
-    _write_timeline(outcome, ending.result, observer.started_s)
-    run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
+    try:
+        _write_timeline(outcome, ending.result, observer.started_s)
+        run.files.write(run_file(run.run_id, REPORT_FILE), report.model_dump_json(indent=2).encode())
+    except StoreUnwritableError as error:
+        if not report.published:
+            raise
+        LOG.warning(f"the run is published, and its report is not kept: {error}")
     if ending.failure is not None:
         observer.on_report(report)
         raise RunFailedError(ending.failure)

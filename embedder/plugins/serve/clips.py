@@ -109,7 +109,7 @@ async def _pieces(ranges: ByteRanges, start: int, stop: int, threads: TaskThread
     """Read piece by piece; if the file shrinks or disappears, the answer ends early, which the client sees."""
     try:
         while start < stop:
-            piece = await threads.go_on(ranges.read_at, start, min(PIECE_BYTES, stop - start))
+            piece = await threads.continue_answer(ranges.read_at, start, min(PIECE_BYTES, stop - start))
             if not piece:
                 return
             yield piece

@@ -18,7 +18,7 @@ from starlette.responses import StreamingResponse
 
 from embedder.errors import USER_MISTAKES
 from embedder.plugins.serve.api_schema import DuplicatesAnswer, ExportRequest
-from embedder.plugins.serve.item_lists import describe_items, list_items
+from embedder.plugins.serve.item_lists import describe_items, list_items, remember
 from embedder.plugins.serve.item_routes import Version, Where
 from embedder.plugins.serve.openapi import body_of, errors_of
 from embedder.plugins.serve.search_batch import as_answer
@@ -160,10 +160,10 @@ async def _stream(service: Service, hits: Hits) -> AsyncIterator[bytes]:
             return step()
 
     try:
-        while (piece := await service.clips.go_on(take, partial(next, pieces, None))) is not None:
+        while (piece := await service.clips.continue_answer(take, partial(next, pieces, None))) is not None:
             yield piece
     finally:
-        await asyncio.shield(service.clips.go_on(take, pieces.close))
+        await asyncio.shield(service.clips.continue_answer(take, pieces.close))
 
 
 class _Pieces(io.RawIOBase):
@@ -219,13 +219,8 @@ def duplicate_groups(publication: ServedPublication, where: str | None, least_co
 
     The condition must have been evaluated before; None means all. Two items with at least this cosine are in one group.
     """
-    key = (where, least_cosine)
-    if key not in publication.duplicates:
-        found = _groups(publication, where, least_cosine)
-        while len(publication.duplicates) >= MAX_REMEMBERED:
-            publication.duplicates.pop(next(iter(publication.duplicates)), None)
-        publication.duplicates[key] = found
-    groups = publication.duplicates[key]
+    make = partial(_groups, publication, where, least_cosine)
+    groups = remember(publication.duplicates, (where, least_cosine), make, MAX_REMEMBERED)
     if groups is None:
         return None
     hits = iter(describe_items(publication, np.concatenate(groups)) if groups else ())

@@ -1,5 +1,9 @@
 """Lists of a publication's items in an order without a query: the newest first, by name, at random."""
 
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +14,7 @@ from embedder.retrieval.hit import Hit
 from embedder.retrieval.ranking import RowNumbers, row_numbers
 from index.vectors import Rows
 
+T = TypeVar("T")
 FIELDS: dict[str, tuple[str, str]] = {
     "newest": ("file_date", "descending"),
     "oldest": ("file_date", "ascending"),
@@ -50,12 +55,18 @@ def sorted_hits(publication: ServedPublication, hits: list[Hit], sort: Sort) -> 
 def _order_rows(publication: ServedPublication, sort: Sort, seed: int) -> RowNumbers:
     """All rows in an order, remembered."""
     key = (sort, seed if sort == "random" else 0)
-    if key not in publication.orders:
-        made = _order(publication, sort, seed)
-        while len(publication.orders) >= MAX_REMEMBERED:
-            publication.orders.pop(next(iter(publication.orders)), None)
-        publication.orders[key] = made
-    return publication.orders[key]
+    return remember(publication.orders, key, lambda: _order(publication, sort, seed), MAX_REMEMBERED)
+
+
+def remember(known: dict[Any, T], key: Any, make: Callable[[], T], max_known: int) -> T:
+    """Return what is known under a key, or make it, and forget the oldest; other threads do the same meanwhile."""
+    with suppress(KeyError):
+        return known[key]
+    made = make()
+    for oldest in tuple(known)[: 1 - max_known]:
+        known.pop(oldest, None)
+    known[key] = made
+    return made
 
 
 def _order(publication: ServedPublication, sort: Sort, seed: int) -> RowNumbers:

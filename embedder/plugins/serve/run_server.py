@@ -85,7 +85,7 @@ def run_server(settings: ServeSettings, when_listening: Callable[[str], object])
     try:
         with _logs(settings):
             server.run()
-    except SystemExit:  # the address can't be listened on, or the store can't be opened
+    except (SystemExit, UnicodeError):  # the address can't be listened on, or the store can't be opened
         pass
     if (problem := getattr(server.routes.state, "problem", None)) is not None:
         raise problem

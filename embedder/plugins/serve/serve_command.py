@@ -58,7 +58,7 @@ class HttpOptions:
         given = {name: value for name, value in (served | own).items() if value is not None}
         limits = _limits(self.limits or ())
         if doubled := sorted(limits.keys() & given.keys()):
-            raise ConfigError(f"--limit {doubled[0]}: an option sets it, as --help says; give that one alone")
+            raise ConfigError(f"--limit {doubled[0]}: an option sets it, as --help says; give only that")
         settings = _settings(configured | limits, given)
         _check_open(settings, no_auth=self.no_auth)
         return settings

@@ -25,9 +25,9 @@ class TaskThreads:
         """Call a function in one of the threads; RequestError if too many wait already."""
         if self._num_waiting >= self._max_waiting:
             raise busy(self._when_full)
-        return await self.go_on(task, *arguments)
+        return await self.continue_answer(task, *arguments)
 
-    async def go_on(self, task: Callable[..., T], *arguments: Any) -> T:
+    async def continue_answer(self, task: Callable[..., T], *arguments: Any) -> T:
         """Call a function for an answer that has begun, however many wait: it can't be refused any more."""
         self._num_waiting += 1
         try:

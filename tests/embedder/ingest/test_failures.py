@@ -17,10 +17,12 @@ from store_states import set_clock
 import embedder
 from embedder.errors import RunFailedError, StoreError
 from embedder.executors import local
+from embedder.ingest import publish_or_refuse
 from embedder.ingest.embed import embed, refresh
 from embedder.ingest.work import IngestOptions
 from embedder.store.backends import DiskBackend
 from embedder.store.files import StoreFiles
+from embedder.store.store_errors import StoreUnwritableError
 from embedder.store.tables.tables import RecordTable
 
 
@@ -78,6 +80,16 @@ def in_a_small_disk(config, script):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_published_run_has_not_failed_where_its_report_can_not_be_kept(make_run, tmp_path, monkeypatch, said):
+    def write(*_):
+        raise StoreUnwritableError("store: no space left on device; free some space, and try again")
+
+    monkeypatch.setattr(publish_or_refuse, "_write_timeline", write)
+    report, rows = embedded(make_run(samples.folder(tmp_path / "in", num_images=4)))
+    assert report.published and rows
+    assert [each for each in said if "the run is published, and its report is not kept: store: no space" in each]
 
 
 @needs_mounts

@@ -3,6 +3,7 @@
 import csv
 import io
 import zipfile
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from served import Served
 from embedder.config import load_config
 from embedder.ingest.embed import embed
 from embedder.plugins.serve.hand_on_routes import group_vectors
+from embedder.plugins.serve.item_lists import remember
 
 FIRST = f"{FOLDERS[0]}/{LONG_NAME}"
 
@@ -163,3 +165,17 @@ def test_vectors_are_grouped_through_those_between_them():
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     groups = group_vectors(vectors, float(np.cos(np.radians(10))))
     assert [group.tolist() for group in groups] == [[0, 2, 3], [4, 5]]
+
+
+def test_what_is_remembered_is_made_once_and_the_oldest_go_also_while_another_thread_forgets():
+    made, known = [], {}
+
+    def make(number):
+        made.append(number)
+        known.pop(number - 1, None)  # as another thread may
+        return number
+
+    for number in (1, 2, 3, 4, 4, 5):
+        assert remember(known, number, partial(make, number), 2) == number
+    assert made == [1, 2, 3, 4, 5] and len(known) <= 2
+    assert remember({"none": None}, "none", partial(make, 6), 2) is None

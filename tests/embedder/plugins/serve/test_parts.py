@@ -149,7 +149,7 @@ def test_a_file_that_was_opened_is_answered_and_not_left_open_while_new_requests
             clip_response(row, {}, None, files=any_file, threads=threads, max_bytes=1 << 20, with_body=False)
         )
         await asyncio.sleep(0)
-        others = asyncio.create_task(threads.go_on(go.wait))
+        others = asyncio.create_task(threads.continue_answer(go.wait))
         answer = await asked
         go.set()
         await others

@@ -88,6 +88,7 @@ def test_what_can_not_be_served_is_told_in_one_line(store, tmp_path):
     assert "rate_per_s" in refusal(store, "--limit", "rate_per_s=-1")
     assert "an option sets it" in refusal(store, "--limit", "port=9000")
     assert "an option sets it" in refusal(store, "--limit", "show_uris=true")
+    assert "can't listen there" in refusal(store, "--host", "a..b", "--no-auth", "--cache-dir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert "another program listens there" in refusal(store, "--port", port, "--cache-dir", str(tmp_path))
