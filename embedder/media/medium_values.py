@@ -124,6 +124,9 @@ def _try(what: str, notes: list[str], read: Callable[[], Values]) -> Values:
 def source_values(sources: Sources, notes: list[str]) -> Values:
     """Return the values that stand in metadata; a group that can't be read is left out, with a note."""
     values: Values = {}
+    blocks = sources.blocks
+    if not any((blocks.exif, blocks.exif_details, blocks.gps, blocks.xmp, blocks.iptc, blocks.text, sources.clip)):
+        return values
     for what, read in (("time", _times), ("camera", _camera), ("place", _place), ("author", _texts)):
         values |= _try(what, notes, lambda read=read: read(sources))  # type: ignore[misc]
     return values
@@ -222,13 +225,14 @@ def pixel_values(sized: SizedPixels, columns: Collection[str]) -> Values:
         values["brightness"] = round(_moments(grey)[0] / 255, 4)
     if "one_colour_share" in columns:
         few = image.reduce(max(1, min(sized.size) // COLOUR_SIDE))
-        colours = few.point(FOUR_BITS).getcolors(few.width * few.height) or []
+        coarse = Image.frombytes("RGB", few.size, few.tobytes().translate(FOUR_BITS))
+        colours = coarse.getcolors(few.width * few.height) or []
         values["one_colour_share"] = round(max(count for count, _ in colours) / (few.width * few.height), 4)
     return values
 
 
 LAPLACIAN = ImageFilter.Kernel((3, 3), (0, 1, 0, 1, -4, 1, 0, 1, 0), scale=1, offset=128)
-FOUR_BITS = [level & 0xF0 for level in range(256)] * 3
+FOUR_BITS = bytes(level & 0xF0 for level in range(256))
 COLOUR_SIDE = 28
 """Pixels of the shorter side, at least, at which colours are counted."""
 LEVELS, SQUARES = range(256), [level**2 for level in range(256)]
