@@ -52,10 +52,11 @@ _COUNT = re.compile(r"num_(\w+)|(\w+)_per_\w+")
 
 def unit_of(key: str) -> str:
     """Return the unit of a key; empty if its name has none."""
-    if unit := next((unit for end, unit in UNITS.items() if key.endswith(end)), ""):
-        return unit
     counted = _COUNT.fullmatch(key)
-    return (counted[1] or counted[2]).replace("_", " ") if counted else ""
+    if counted is not None and counted[2]:  # `rate_per_s` is in no seconds
+        return str(counted[2]).replace("_", " ")
+    unit = next((unit for end, unit in UNITS.items() if key.endswith(end)), "")
+    return unit or (counted[1].replace("_", " ") if counted is not None else "")
 
 
 def stem_of(key: str) -> tuple[str, str]:

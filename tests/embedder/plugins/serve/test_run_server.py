@@ -86,6 +86,7 @@ def test_what_can_not_be_served_is_told_in_one_line(store, tmp_path):
     assert "no store.json there" in refusal(tmp_path / "nothing")
     assert "there is no such limit" in refusal(store, "--limit", "nonsense=1")
     assert "rate_per_s" in refusal(store, "--limit", "rate_per_s=-1")
+    assert "seconds" not in refusal(store, "--limit", "rate_per_s=x")
     assert "an option sets it" in refusal(store, "--limit", "port=9000")
     assert "an option sets it" in refusal(store, "--limit", "show_uris=true")
     assert "can't listen there" in refusal(store, "--host", "a..b", "--no-auth", "--cache-dir", str(tmp_path))
