@@ -6,7 +6,6 @@ embedded again; if only the columns changed, the file is hashed, found unchanged
 (`embedder.store.journal.metadata_updates`).
 """
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,10 +18,10 @@ from embedder.batch_schema import CARRIED
 from embedder.config_toml.sections import JoinConfig
 from embedder.errors import SourceError
 from embedder.quantities import plural
-from embedder.sources.columns import column_names, find_column, is_text, plain_type
+from embedder.sources.columns import is_text, plain_type
 from embedder.sources.selection import LeftOut
 from embedder.sources.table_files import find_table
-from embedder.sources.table_plan import shown_columns
+from embedder.sources.table_plan import require_column
 from embedder.sources.unicode_forms import to_nfc
 from embedder.sources.uris import normalise_source
 from embedder.store.schema import EMBEDDINGS
@@ -130,7 +129,7 @@ def _open(join: JoinConfig, carried: pa.Schema, left_out: LeftOut) -> OpenJoin:
     texts = frozenset({join.on.key, *([join.caption] if join.caption is not None else [])})
     table = find_table(normalise_source(join.path))
     schema = table.read_schema(texts)
-    key = _find_column(where, "on", join.on.key, schema)
+    key = require_column(schema, join.on.key, f"{where} on")
     if not (is_text(key.type) or pa.types.is_integer(plain_type(key.type))):
         raise SourceError(
             f"{where} on: column {key.name!r} is {key.type}; keys are compared as text, so they must be "
@@ -138,10 +137,10 @@ def _open(join: JoinConfig, carried: pa.Schema, left_out: LeftOut) -> OpenJoin:
         )
     fields = {key.name: pa.field(key.name, pa.string())}
     for name in join.columns:
-        found = _find_column(where, "columns", name, schema)
+        found = require_column(schema, name, f"{where} columns")
         fields.setdefault(name, pa.field(name, plain_type(found.type)))
     if join.caption is not None:
-        found = _find_column(where, "caption", join.caption, schema)
+        found = require_column(schema, join.caption, f"{where} caption")
         if not (is_text(found.type) or pa.types.is_null(found.type)):
             raise SourceError(f"{where} caption: column {found.name!r} is {found.type}; captions are strings")
         fields[join.caption] = pa.field(join.caption, pa.string())
@@ -184,17 +183,6 @@ def _check_left(join: JoinConfig, where: str, carried: pa.Schema) -> None:
     kind = carried.field(left).type
     if not (is_text(kind) or pa.types.is_integer(kind)):
         raise SourceError(f"{where} on: the carried column {left!r} is {kind}; keys must be strings or integers")
-
-
-def _find_column(where: str, key: str, name: str, schema: pa.Schema) -> pa.Field:
-    if schema.names.count(name) > 1:
-        raise SourceError(f"{where} {key}: two columns are named {name!r}; rename one")
-    found = find_column(schema, name)
-    if found is None:
-        close = difflib.get_close_matches(name, list(column_names(schema)), n=1)
-        similar = f" (did you mean {close[0]!r}?)" if close else ""
-        raise SourceError(f"{where} {key}: there is no column {name!r}{similar}; it has {shown_columns(schema)}")
-    return found
 
 
 def _digests(values: pa.Table) -> pa.Array:

@@ -212,8 +212,8 @@ def compile_patterns(patterns: Sequence[str], where: str) -> NamePatterns | None
             raise SourceError(f'{where}: {each!r} names no file; write a pattern such as "*.tmp" or "private/**"')
         if each.startswith("!"):
             raise SourceError(
-                f"{where}: {each!r}: unlike in a .gitignore, no pattern takes back what others say; name what is meant "
-                f"in the others alone, or write {'?' + each[1:]!r} for names that begin with !"
+                f"{where}: {each!r}: unlike in a .gitignore, no pattern takes back what others say; list only what "
+                f"you mean, or write {'?' + each[1:]!r} for names that begin with !"
             )
     try:
         matcher = re.compile("|".join(_as_regex(each) for each in plain), re.IGNORECASE | re.DOTALL)

@@ -100,17 +100,7 @@ class _NamedTable:
 
     def find(self, key: str, name: str) -> pa.Field:
         """Find the column that a key names."""
-        if self.schema.names.count(name) > 1:
-            raise SourceError(f"{self.path}: {key_of(self.columns, key)}: two columns are named {name!r}; rename one")
-        field = find_column(self.schema, name)
-        if field is None:
-            close = difflib.get_close_matches(name, list(column_names(self.schema)), n=1)
-            similar = f" (did you mean {close[0]!r}?)" if close else ""
-            raise SourceError(
-                f"{self.path}: {key_of(self.columns, key)}: there is no column {name!r}{similar}; it has "
-                f"{shown_columns(self.schema)}{self._without_header()}"
-            )
-        return field
+        return require_column(self.schema, name, f"{self.path}: {key_of(self.columns, key)}", self._without_header())
 
     def _without_header(self) -> str:
         """Say so if the names of a text table's columns look like values of a row."""
@@ -199,6 +189,18 @@ class _NamedTable:
         return SourceError(
             f"{self.path}: {format_assignment(self.columns, key, field.name)} is {_short(field.type)}; {rule}"
         )
+
+
+def require_column(schema: pa.Schema, name: str, where: str, hint: str = "") -> pa.Field:
+    """Find a column that a key names, `where` being file and key; a SourceError unless there is exactly one."""
+    if schema.names.count(name) > 1:
+        raise SourceError(f"{where}: two columns are named {name!r}; rename one")
+    found = find_column(schema, name)
+    if found is None:
+        close = difflib.get_close_matches(name, list(column_names(schema)), n=1)
+        similar = f" (did you mean {close[0]!r}?)" if close else ""
+        raise SourceError(f"{where}: there is no column {name!r}{similar}; it has {shown_columns(schema)}{hint}")
+    return found
 
 
 def shown_columns(schema: pa.Schema) -> str:
