@@ -213,7 +213,10 @@ def with_former_columns(
     if bound is not None and current is not None:
         served = served_info(bound, current)
         known = {*EMBEDDINGS.names, *served.step_columns, *served.medium_columns, *carried}
-        left, published = (_columns(files, version) - known for version in (None, current.embeddings))
+        newest = RecordTable(files, "embeddings")
+        as_published = newest.version == current.embeddings  # the usual case: the log is read once
+        table = newest if as_published else RecordTable(files, "embeddings", current.embeddings)
+        left, published = _columns(newest) - known, _columns(table) - known
         runs = all_runs(files) if left else []
         of_steps = {name: kind for run in runs for name, kind in run.step_columns.items() if name in left}
         of_steps |= served.step_columns
@@ -225,9 +228,8 @@ def with_former_columns(
     return info.model_copy(update={"step_columns": of_steps, "medium_columns": names})
 
 
-def _columns(files: StoreFiles, version: int | None) -> set[str]:
-    schema = RecordTable(files, "embeddings", version).schema
-    return {*(schema.names if schema is not None else ())}
+def _columns(table: RecordTable) -> set[str]:
+    return {*(table.schema.names if table.schema is not None else ())}
 
 
 def list_again_if_published(inputs: Inputs) -> Inputs:

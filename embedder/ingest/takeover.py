@@ -117,6 +117,8 @@ def find_held(files: StoreFiles, current: Current | None, info: StoreInfo, to_em
 
 def _with_rows(files: StoreFiles, held: HeldRecords) -> HeldRecords:
     """Select the records whose rows can be read, as no model computes an item once its content proves equal."""
+    if not held.records.num_rows:
+        return held
     table, wanted = RecordTable(files, "embeddings", held.version.embeddings), KnownIds(held.records[HELD_ID])
     num_rows = Counter[str]()
     for path in [part.path for part in table.parts() if wanted.any_between(part.id_range)]:
