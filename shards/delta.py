@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shards.fingerprint import model_fingerprint
-from shards.loading import read_tensor
+from shards.loading import read_tensors
 from shards.model_config import TOKENIZER_FILE, load_model_config
 from shards.model_errors import ModelError
 from shards.model_summary import read_delta
@@ -27,5 +27,5 @@ def apply_delta(base: str | Path, delta: str | Path, folder: str | Path) -> Path
     tokenizer = base / TOKENIZER_FILE
     tokenizer_json = tokenizer.read_bytes().decode() if tokenizer.is_file() else None
     with staged_model(Path(folder), config, tokenizer_json) as stage:
-        write_weights(stage, ((name, read_tensor(files, name, shapes[name])) for name in files))
+        write_weights(stage, read_tensors(files, {name: shapes[name] for name in files}))
     return Path(folder)

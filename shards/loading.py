@@ -50,7 +50,7 @@ def load_tensors(
     files = find_weights(folder)
     check_names(files, folder, shapes, config)
     tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in _read_tensors(files, shapes):
+    for name, tensor in read_tensors(files, shapes):
         held = held_dtype(config, name, shapes[name], dtype)
         if held == "int8":
             tensors |= quantise_weight(name, tensor.to(device))
@@ -74,10 +74,10 @@ def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Ten
 
     Raises a ModelError if no file has the tensor, the file is missing or broken, or the shape differs.
     """
-    return next(_read_tensors(files, {name: shape}))[1]
+    return next(read_tensors(files, {name: shape}))[1]
 
 
-def _read_tensors(files: Mapping[str, Path], shapes: Mapping[str, Shape]) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(files: Mapping[str, Path], shapes: Mapping[str, Shape]) -> Iterator[tuple[str, torch.Tensor]]:
     """Read tensors, each mapped, in their order.
 
     A file is opened anew after `MAPPED_BYTES`, because what was read through one mapping counts as memory of the
@@ -88,10 +88,11 @@ def _read_tensors(files: Mapping[str, Path], shapes: Mapping[str, Shape]) -> Ite
     path, mapped_bytes = None, 0
     with ExitStack() as mapping:
         for name, shape in shapes.items():
+            found = _find_file(files, name, shape)
             try:
-                if _find_file(files, name, shape) != path or mapped_bytes > MAPPED_BYTES:
+                if found != path or mapped_bytes > MAPPED_BYTES:
                     mapping.close()
-                    path, mapped_bytes = files[name], 0
+                    path, mapped_bytes = found, 0
                     file = mapping.enter_context(safe_open(path, framework="pt", device="cpu"))
                 check_shape(path, name, file.get_slice(name).get_shape(), shape)
                 tensor: torch.Tensor = file.get_tensor(name)
