@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ CredType=cred/none
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/%n.log
 ProctrackType=proctrack/linuxproc
@@ -77,15 +78,20 @@ class Slurm:
 @contextmanager
 def slurm(folder: Path, num_nodes: int = 2) -> Iterator[Slurm]:
     """Run Slurm while the block lasts; all of its processes and those of its jobs end with it."""
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as spool:  # short: sockets' paths have 107 bytes
+        yield from _running(folder, Path(spool), num_nodes)
+
+
+def _running(folder: Path, spool: Path, num_nodes: int) -> Iterator[Slurm]:
     host, names = socket.gethostname(), [f"n{number}" for number in range(num_nodes)]
     ports = _free_ports(num_nodes + 1)
     node = "NodeName={} NodeHostname={} NodeAddr=127.0.0.1 Port={} CPUs=1 RealMemory=16000 State=UNKNOWN"
     nodes = "\n".join(node.format(name, host, port) for name, port in zip(names, ports[1:], strict=True))
     (folder / "state").mkdir(parents=True)
     for name in names:
-        (folder / f"spool-{name}").mkdir()
+        (spool / name).mkdir()
     (folder / "slurm.conf").write_text(
-        CONFIG.format(host=host, port=ports[0], folder=folder, nodes=nodes, first_job=1_000 + os.getpid())
+        CONFIG.format(host=host, port=ports[0], folder=folder, spool=spool, nodes=nodes, first_job=1_000 + os.getpid())
     )
     found = Slurm(folder)
     commands = [["slurmctld", "-D", "-i"], *(["slurmd", "-D", "-N", name] for name in names)]

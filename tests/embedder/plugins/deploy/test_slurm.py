@@ -146,6 +146,7 @@ def test_a_run_that_is_requeued_on_two_nodes_ends_in_the_rows_of_an_undisturbed_
         number = cluster.submit(job / "embedder.sbatch")
         log = job / "slurm" / f"embedder-{number}.log"
         is_over = lambda: cluster.show(number)["JobState"] in ("FAILED", "COMPLETED")  # noqa: E731
+        assert cluster.wait(number, {"RUNNING"}, 60)["Restarts"] == "0"
         wait_for(lambda: list(job.glob("store/runs/*/journal/*.json")) or is_over(), 400, log)
         journal = list(job.glob("store/runs/*/journal/*.json"))
         assert journal, log.read_text()
