@@ -99,12 +99,14 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/healthz")
+@router.head("/healthz", include_in_schema=False)
 async def healthz() -> dict[str, str]:
     """Tell that the process answers."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses=errors_of(503))
+@router.head("/readyz", include_in_schema=False)
 async def readyz(request: Request) -> Response:
     """Tell whether requests should be sent here: not before the store is open, nor while no text can be encoded.
 

@@ -195,7 +195,9 @@ def test_a_server_is_ready_while_texts_can_be_encoded_and_says_why_it_is_not(tin
             assert "no text can be encoded, as the model's query encoder fails (ModelError)" in answer.error["what"]
             assert int(answer.headers["Retry-After"]) > 0
             assert str(tmp_path) not in answer.body.decode(), "the reason names places, so it goes to the log"
-        assert live.get("/healthz").status == 200
+        for method in ("GET", "HEAD"):  # monitors send either
+            statuses = [live.get(path, method=method).status for path in ("/healthz", "/readyz")]
+            assert statuses == [200, 503], method
         assert live.search({"vector": [1.0] + [0.0] * 23}).status == 200
         away.rename(model)
         assert live.get("/readyz").status == 200, "it is tried again"
