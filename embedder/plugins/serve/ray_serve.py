@@ -17,7 +17,7 @@ from embedder.errors import RunFailedError
 from embedder.executors.interrupts import handling
 from embedder.executors.ray_session import start_ray
 from embedder.plugins.serve.hit_reranker import whole_address
-from embedder.plugins.serve.serve_settings import ServeSettings
+from embedder.plugins.serve.serve_settings import ServeSettings, server_url
 from embedder.plugins.serve.web_app import create_app
 from embedder.store.files import StoreFiles
 from embedder.store.store_info import read_published
@@ -143,7 +143,7 @@ def serve_on_ray(
                 serve.run(application(settings, replicas), name=APPLICATION, route_prefix="/")
             except RuntimeError as error:
                 raise RunFailedError(f"no replica starts: {error} The replicas' logs in Ray's folder say why") from None
-            when_listening(f"http://{settings.host}:{settings.port}")
+            when_listening(server_url(settings.host, settings.port))
             while not stopped.wait(1.0):  # a wait without a limit would block Python's signal handlers, too
                 pass
             serve.delete(APPLICATION)

@@ -15,7 +15,7 @@ from embedder.errors import ConfigError
 from embedder.executors.interrupts import handling
 from embedder.plugins.serve.connections import uvicorn_options
 from embedder.plugins.serve.serve_metrics import ACCESS_LOG
-from embedder.plugins.serve.serve_settings import ServeSettings
+from embedder.plugins.serve.serve_settings import ServeSettings, server_url
 from embedder.plugins.serve.web_app import add_limits, create_routes
 
 
@@ -47,8 +47,7 @@ class DrainingServer(uvicorn.Server):
     @property
     def url(self) -> str:
         """Address of the server, with its actual port."""
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return server_url(*self.servers[0].sockets[0].getsockname()[:2])
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -76,3 +76,8 @@ class ServeSettings(BaseModel):
     body_timeout_s: float = Field(30.0, gt=0, description="seconds in which a request's body has to arrive")
     send_timeout_s: float = Field(20.0, gt=0, description="seconds after which a client that reads too slowly is left")
     where_timeout_s: float = Field(2.0, gt=0, description="seconds in which a condition has to be evaluated")
+
+
+def server_url(host: str, port: int) -> str:
+    """Address of a server, by the name or number of its host and its port."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -16,6 +16,7 @@ from store_samples import row
 from store_states import new_store, publish_refresh
 
 from embedder.plugins.serve.run_server import listening_problem
+from embedder.plugins.serve.serve_settings import server_url
 
 TIMEOUT_S = 60
 
@@ -102,3 +103,10 @@ def test_a_port_in_use_is_told_as_such():
             "another program listens there; end it, or give another --port (0 takes a free one)"
         )
     assert listening_problem("192.0.2.1", port) == "can't listen there; give another --host or --port"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("127.0.0.1", "http://127.0.0.1:80"), ("::1", "http://[::1]:80"), ("host", "http://host:80")]
+)
+def test_addresses_of_ipv6_have_brackets(host, url):
+    assert server_url(host, 80) == url
