@@ -125,13 +125,13 @@ class RayHead:
                 found += [root, *root.children(recursive=True)]
         return found
 
-    def drivers(self) -> list[psutil.Process]:
-        """Processes of the jobs' commands."""
+    def drivers(self, job_id: str) -> list[psutil.Process]:
+        """Processes of a job's command."""
         found = []
         for process in self.processes():
             with suppress(psutil.Error):
-                words = process.cmdline()
-                if "embedder" in words and "run.toml" in words and "-c" not in words:
+                words, job = process.cmdline(), process.environ().get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
+                if "embedder" in words and "run.toml" in words and "-c" not in words and job_id in job:
                     found.append(process)
         return found
 

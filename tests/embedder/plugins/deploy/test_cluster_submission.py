@@ -121,21 +121,38 @@ def test_the_code_that_runs_is_the_one_that_was_sent(head):
     assert str(head.folder) in server.log("where").strip().splitlines()[-1]
 
 
-def test_a_killed_driver_and_a_stopped_job_go_on_when_submitted_again(head, write_config):
-    path, store = write_config("killed", num_images=200)
-    config = embedder.load_config(path)
+def parts(store):
+    return list(store.glob("runs/*/journal/*.json"))
+
+
+def test_two_jobs_fill_two_stores_and_one_that_was_killed_and_stopped_goes_on_when_submitted_again(head, write_config):
+    (path, store), (second_path, second_store) = write_config("killed", 300), write_config("second", 100)
+    config, server = embedder.load_config(path), JobServer(head.url)
     killed = embedder.submit(config, head.url)
-    until(lambda: list(store.glob("runs/*/journal/*.json")), f"part: {killed.log()}")
-    for driver in head.drivers():
+    command = [sys.executable, "-m", "embedder", "submit", str(second_path), "--address", head.url, "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+        until(lambda: list(store.glob("runs/*/run.json")), f"run: {killed.log()}")
+        refused = embedder.submit(config, head.url)
+        until(lambda: parts(second_store), "part of the second job")
+        follower.terminate()
+        _, told = follower.communicate(timeout=120)
+    last = told.strip().splitlines()[-1]
+    assert follower.returncode == 128 + 15 and "no longer following; job refresh-" in last, told
+    second_id = last.partition("job ")[2].partition(" ")[0]
+    assert server.job(second_id).status == "RUNNING"
+    assert ended(refused).exit_code == 2 and "another run is writing to it" in refused.log(), refused.log()
+
+    until(lambda: parts(store), f"part: {killed.log()}")
+    for driver in head.drivers(killed.job_id):
         driver.kill()
     info = ended(killed)
     assert info.status == "FAILED" and info.exit_code not in (None, 0)
     with pytest.raises(RunFailedError, match=f"job {killed.job_id} failed with exit code"):
         list(killed.follow())
 
-    num_parts = len(list(store.glob("runs/*/journal/*.json")))
+    num_parts = len(parts(store))
     stopped = embedder.submit(config, head.url)
-    until(lambda: len(list(store.glob("runs/*/journal/*.json"))) > num_parts + 1, f"part: {stopped.log()}")
+    until(lambda: len(parts(store)) > num_parts + 1, f"part: {stopped.log()}")
     assert stopped.stop()
     assert ended(stopped).status == "STOPPED"
     assert "items, kept and not yet published" in stopped.log(), "it stopped as by Ctrl-C, and wasn't killed"
@@ -146,19 +163,10 @@ def test_a_killed_driver_and_a_stopped_job_go_on_when_submitted_again(head, writ
     last = embedder.submit(config, head.url)
     told = "".join(last.follow())
     assert last.info().status == "SUCCEEDED" and "finished before" in told, told
+    until(lambda: server.job(second_id).is_over, "end of the second job")
+    assert server.job(second_id).status == "SUCCEEDED", server.log(second_id)
     check_rows(store, path)
-
-
-def test_two_jobs_at_once_fill_two_stores_and_a_third_for_the_same_store_is_refused(head, write_config):
-    (first, first_store), (second, second_store) = write_config("first", 240), write_config("second", 40)
-    jobs = [embedder.submit(embedder.load_config(path), head.url) for path in (first, second)]
-    until(lambda: list(first_store.glob("runs/*/run.json")), f"run: {jobs[0].log()}")
-    refused = embedder.submit(embedder.load_config(first), head.url)
-    assert ended(refused).exit_code == 2 and "another run is writing to it" in refused.log(), refused.log()
-    for job in jobs:
-        assert ended(job).status == "SUCCEEDED", job.log()
-    check_rows(first_store, first)
-    check_rows(second_store, second)
+    check_rows(second_store, second_path)
 
 
 def test_wrong_addresses_and_tokens_are_refused(head, write_config, monkeypatch):
@@ -175,19 +183,9 @@ def test_wrong_addresses_and_tokens_are_refused(head, write_config, monkeypatch)
     assert not store.exists()
 
 
-def test_ctrl_c_leaves_the_job_and_a_head_that_dies_is_told(head, write_config):
+def test_a_head_that_dies_is_reported_in_one_line_to_who_follows_a_job(head):
     """Comes last: the cluster is gone then."""
-    path, store = write_config("lost", num_images=400)
-    command = [sys.executable, "-m", "embedder", "submit", str(path), "--address", head.url, "--follow"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: list(store.glob("runs/*/journal/*.json")), "part")
-        process.terminate()
-        _, told = process.communicate(timeout=120)
-    last = told.strip().splitlines()[-1]
-    assert process.returncode == 128 + 15 and "no longer following; job refresh-" in last, told
-    job_id = last.partition("job ")[2].partition(" ")[0]
-    assert JobServer(head.url).job(job_id).status == "RUNNING"
-
+    job_id = JobServer(head.url).submit({"submission_id": "long", "entrypoint": "echo begun; sleep 600"})
     command = [sys.executable, "-m", "embedder", "jobs", "logs", job_id, "--follow", "--address", head.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline()
