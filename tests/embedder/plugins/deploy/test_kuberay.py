@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from embedder.cli import app
 from embedder.config import load_config
 from embedder.errors import ConfigError
-from embedder.plugins.deploy.manifest_text import manifest_text, quantity, without_comments
+from embedder.plugins.deploy.manifest_text import manifest_text, quantity, without_comments, yaml_text
 
 CRDS = Path(__file__).parent / "data"
 KINDS = {
@@ -263,6 +263,12 @@ def test_texts_of_the_user_stay_texts():
     text = manifest_text(["head"], {"# why": None, **odd})
     assert yaml.safe_load(text) == odd
     assert text.startswith("# head\n---\n# why\na: ")
+
+
+@pytest.mark.parametrize("text", ["1e3", "1234567890123e45", "+1_0E-2", "1.5e3", "0189", "-0o17", "y", "N"])
+def test_a_text_that_kubernetes_would_read_as_a_number_or_yes_or_no_is_quoted(text):
+    assert yaml_text({"a": text}) == f"a: '{text}'\n"  # such as a digest, or the hash of a commit as a label
+    assert yaml_text({"a": f"{text}x"}) == f"a: {text}x\n"
 
 
 def test_secrets_are_referred_to_and_never_written(tmp_path, texts):
