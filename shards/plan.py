@@ -5,7 +5,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from shards.costs import Dtype, cut_bytes, tower_costs, weight_bytes
 from shards.model_config import ModelConfig
@@ -25,6 +27,11 @@ MIXED_SLACK = 1.05
 
 # Items of one image and one caption each.
 ONE_OF_EACH = DataMix()
+
+# Rules for files that people have edited.
+Number = Annotated[int, Field(ge=1)]
+Bytes = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -52,17 +59,17 @@ class PlannedStage:
     __pydantic_config__ = STRICT
 
     spec: ShardSpec
-    weight_bytes: int
-    flops_per_image: float
-    flops_per_caption: float
-    cut_bytes_per_image: int
-    cut_bytes_per_caption: int
+    weight_bytes: Bytes
+    flops_per_image: Amount
+    flops_per_caption: Amount
+    cut_bytes_per_image: Bytes
+    cut_bytes_per_caption: Bytes
     device: str | None = None
-    num_replicas: int = 1
-    num_gpus: float | None = None
-    num_threads: int | None = None
-    seconds_per_item: float | None = None
-    memory_bytes: int | None = None
+    num_replicas: Number = 1
+    num_gpus: Amount | None = None
+    num_threads: Number | None = None
+    seconds_per_item: Amount | None = None
+    memory_bytes: Bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,10 @@ class ShardPlan(JsonText):
     items_per_s: float | None = None
     bottleneck: str | None = None
     reasons: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ModelError(f"plan: it has no stage; {self.text_cure}")
 
 
 def plan_shards(

@@ -243,7 +243,7 @@ def read_plan(path: str, folder: Path, fingerprint: str, dtype: str | None) -> S
     is no plan.
     """
     try:
-        plan = ShardPlan.from_json(Path(path).read_text(encoding="utf-8"))
+        plan = ShardPlan.from_json(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"plan {path}: {error.strerror}; make one with `embedder plan --out`") from None
     if plan.model_fingerprint not in (None, fingerprint):

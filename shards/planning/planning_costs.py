@@ -65,7 +65,7 @@ class JsonText:
         return json.dumps(asdict(self, dict_factory=_drop_defaults), indent=2) + "\n"  # type: ignore[call-overload]
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str | bytes) -> Self:
         """Parse the text of the file; raises a ModelError if it is no such object."""
         try:
             return TypeAdapter(cls).validate_json(text)

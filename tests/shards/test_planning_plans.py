@@ -140,6 +140,31 @@ def test_plans_of_before_still_load(make_config):
     assert ShardPlan.from_json(json.dumps(old)).stages == plan.stages
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_replicas", 0),
+        ("num_threads", 0),
+        ("num_gpus", -0.5),
+        ("num_gpus", float("nan")),
+        ("seconds_per_item", float("inf")),
+        ("weight_bytes", -1),
+    ],
+)
+def test_a_plan_edited_to_what_cannot_be_is_refused_by_the_key(make_config, key, value):
+    tree = json.loads(plan_shards(make_config(), 3).to_json())
+    tree["stages"][1][key] = value
+    with pytest.raises(ModelError, match=rf"plan: stages\.1\.{key}: .*found {value}.*; make it again"):
+        ShardPlan.from_json(json.dumps(tree))
+
+
+def test_a_file_without_a_stage_or_text_is_no_plan(make_config):
+    with pytest.raises(ModelError, match="plan: it has no stage; make it again"):
+        ShardPlan.from_json('{"model_fingerprint": null, "stages": []}')
+    with pytest.raises(ModelError, match="plan: .*Invalid JSON.*; make it again"):
+        ShardPlan.from_json(b"\xff\xfe")
+
+
 LARGE = {"vision": {"width": 1280, "num_heads": 16}, "text": {"hidden_size": 2048, "num_attention_heads": 16}}
 FIVE = {"vision": {"depth": 5}, "text": {"num_hidden_layers": 5}}
 
