@@ -1,6 +1,7 @@
 """Section `[deploy]` of a configuration: what a cluster of Kubernetes or Slurm is told beyond the plan."""
 
 import re
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -11,8 +12,11 @@ from embedder.redaction import PLACE_NAME, SECRET_NAME
 GIB = 1 << 30
 MAX_NAME = 36  # characters; KubeRay adds suffixes of its own to the 63 that Kubernetes allows
 MAX_LABEL = 63
-_TAKEN = "bin dev dev/shm etc etc/embedder home home/embedder lib opt proc spill sys tmp usr var"
-TAKEN_FOLDERS = frozenset(("", *(f"/{name}" for name in _TAKEN.split())))
+_TAKEN = (
+    "bin dev dev/shm etc etc/embedder etc/embedder-tokens home home/embedder lib notebooks opt proc spill sys tmp "
+    "tmp/ray usr var"
+)
+TAKEN_FOLDERS = frozenset(f"/{name}" for name in ("", *_TAKEN.split()))
 
 _DNS_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _NAME = re.compile(_DNS_LABEL)
@@ -224,11 +228,11 @@ class DeployConfig(ConfigSection):
     @field_validator("volume")
     @classmethod
     def _own_folders(cls, volumes: tuple[VolumeConfig, ...]) -> tuple[VolumeConfig, ...]:
-        paths = [volume.path.rstrip("/") for volume in volumes]
+        paths = [str(PurePosixPath("/" + volume.path.strip("/"))) for volume in volumes]
         for path in paths:
             if path in TAKEN_FOLDERS or paths.count(path) > 1 or ".." in path.split("/"):
                 raise ValueError(
-                    f"[[deploy.volume]] path = {path or '/'}: pods have something else there, or another volume; "
+                    f"[[deploy.volume]] path = {path}: pods have something else there, or another volume; "
                     "write a folder of its own, as /data"
                 )
         return volumes

@@ -300,6 +300,9 @@ def test_secrets_are_referred_to_and_never_written(tmp_path, texts):
         ('name = "shop"', 'name = "Shop"', "small letters"),
         ('team = "shop"', 'team = "a shop"', "no label of Kubernetes"),
         ('path = "/data"\n', 'path = "/tmp/"\n', "/tmp: pods have something else there"),
+        ('path = "/data"\n', 'path = "/notebooks"\n', "/notebooks: pods have something else there"),
+        ('path = "/data"\n', 'path = "/etc//embedder-tokens"\n', "/etc/embedder-tokens: pods have something else"),
+        ('path = "/data"\n', 'path = "/tmp/./ray"\n', "/tmp/ray: pods have something else there"),
         ('device = "A100:80GB"', 'device = "L4"', "L4 is named twice"),
     ],
 )
