@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 from embedder.config_toml.deploy_section import GIB, NodeResources
+from embedder.errors import ConfigError
 from embedder.plugins.deploy import commands
 from embedder.plugins.deploy.manifest_text import manifest_text, quantity, yaml_text
 from embedder.plugins.deploy.pods import (
@@ -42,6 +43,8 @@ def manifests(deployment: Deployment) -> dict[str, str]:
     """Write the texts of all files, by name; ConfigError if plan or configuration don't fit a cluster of Kubernetes."""
     check_shippable(deployment.shipped)
     config = deployment.shipped.config
+    if not (name := config.deploy.name)[0].isalpha():
+        raise ConfigError(f"[deploy] name = {name!r}: KubeRay makes services of it, whose names begin with a letter")
     groups = worker_groups(deployment.shipped.plan, config.deploy)
     check_types_are_told_apart(groups, "node_selector", '{ "nvidia.com/gpu.product" = "NVIDIA-L4" }')
     made: dict[str, tuple[str, Tree]] = {

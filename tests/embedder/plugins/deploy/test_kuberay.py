@@ -298,6 +298,7 @@ def test_secrets_are_referred_to_and_never_written(tmp_path, texts):
         ("[deploy]\n", '[deploy]\nschedule = "at night"\n', "schedule"),
         ("[deploy]\n", "[deploy.service]\nno_auth = false\n\n[deploy]\nautoscaling = 3\n", "autoscaling"),
         ('name = "shop"', 'name = "Shop"', "small letters"),
+        ('name = "shop"', 'name = "2026-shop"', "'2026-shop'.*begin with a letter"),
         ('team = "shop"', 'team = "a shop"', "no label of Kubernetes"),
         ('path = "/data"\n', 'path = "/tmp/"\n', "/tmp: pods have something else there"),
         ('path = "/data"\n', 'path = "/notebooks"\n', "/notebooks: pods have something else there"),
