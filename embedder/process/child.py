@@ -26,6 +26,7 @@ OUTPUT_BYTES = 1 << 14  # only the end of the child's output is kept
 READ_BYTES = 1 << 16
 START_S = 60.0  # until it has taken its arguments
 CLOSE_S = 5.0  # until a closed child is killed, and until a killed one that hangs in the kernel is left alone
+LOOK_S = 1.0  # until a silent child is looked at: where it is dead, what it forked may keep its channel open
 CRASH = re.compile(r"(?:Current thread 0x|Stack )[^\n]*\(most recent call first\):\n\s*([^\n]+)")
 """Place of a crash in what `faulthandler` prints."""
 
@@ -206,7 +207,9 @@ class ChildProcess:
             self._event = event
         while True:
             remaining_s = deadline - time.monotonic()
-            ready = {fd for fd, _ in self._poll.poll(max(0.0, remaining_s) * 1e3)}
+            ready = {fd for fd, _ in self._poll.poll(max(0.0, min(remaining_s, LOOK_S)) * 1e3)}
+            if not ready and self._process.poll() is not None and not self._poll.poll(0):
+                raise self._death()
             if self._output_fd in ready and not self._read_output():
                 self._poll.unregister(self._output_fd)
             if self._channel.fileno() in ready:

@@ -18,6 +18,10 @@ def serve(channel, greeting):
         if word == b"exit":
             print("first\n\nlast words of it", flush=True)
             os._exit(int(rest))
+        if word == b"fork" and os.fork() == 0:
+            time.sleep(60)
+        if word == b"fork":
+            os._exit(3)
         if word == b"crash":
             ctypes.string_at(0)
         if word == b"kill":
@@ -74,6 +78,7 @@ def test_messages_of_any_size_come_back_whole(start):
         (b"kill", "its process was ended by SIGKILL$", True),
         (b"crash", r"was ended by SIGSEGV: in File .*ctypes.*, line \d+ in string_at$", False),
         (b"half", "ended with exit code 0$", False),
+        (b"fork", "ended with exit code 3$", False),  # its own child still holds the channel
     ],
 )
 def test_a_death_is_told_with_its_code_or_signal_and_the_last_words(start, text, said, was_killed):
