@@ -166,10 +166,11 @@ def files_of(config: RunConfig) -> dict[str, bytes]:
     """
     files: dict[str, bytes] = {}
     folders: dict[Path, str] = {}
+    plans: dict[str, str] = {}
 
     def pack(key: str, path: str) -> str:
         if key in ("plan", "model.plan"):
-            name = PLAN_FILE
+            name = plans.setdefault(path, f"plan-{len(plans)}.json" if plans else PLAN_FILE)
         elif key in SENT or (key == "model" and path.endswith(".py")):
             file = Path(path).expanduser()
             name = f"{folders.setdefault(file.parent, f'{OWN_FILES}/{len(folders)}')}/{file.name}"

@@ -120,6 +120,17 @@ def test_own_functions_and_classes_go_along_and_their_neighbours_stay_neighbours
         describe_job(config)
 
 
+def test_each_model_keeps_its_own_plan(make_run, tmp_path):
+    plain = make_run(samples.folder(tmp_path / "in"), engine="ray")
+    for name in ("main", "other"):
+        (tmp_path / f"{name}.json").write_text(f'"{name}"')
+    other = {"name": "other", "kind": "towers", "uri": plain.model, "plan": str(tmp_path / "other.json")}
+    models = [{"uri": plain.model, "plan": str(tmp_path / "main.json")}, other, other | {"name": "again"}]
+    files = unpacked(describe_job(make_run(samples.folder(tmp_path / "in2"), engine="ray", model=models)).packages[1])
+    sent = [files[model["plan"]] for model in tomllib.loads(files["run.toml"].decode())["model"]]
+    assert sent == [b'"main"', b'"other"', b'"other"'] and len(files) == 3
+
+
 def test_a_stop_has_the_time_that_the_run_needs(make_run, tmp_path):
     job = describe_job(make_run(samples.folder(tmp_path / "in"), engine="ray", stop_timeout_s=90.5))
     assert job.request["runtime_env"]["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "151"}
