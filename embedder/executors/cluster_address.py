@@ -78,7 +78,7 @@ def find_problem(address: str, timeout_s: float = TIMEOUT_S) -> str | None:
             answer = b""
             while len(answer) < FRAME_BYTES and (more := connection.recv(FRAME_BYTES - len(answer))):
                 answer += more
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # of a name with an empty or too long part
         return f"no host of the name {host} is known here"
     except ConnectionRefusedError:
         return "nothing listens there"

@@ -70,6 +70,7 @@ def test_auto_on_a_machine_that_is_no_node_says_so(monkeypatch):
 def test_each_kind_of_silence_has_its_own_cause():
     assert find_problem(closed_port()) == "nothing listens there"
     assert find_problem("no-such-host.invalid:6379") == "no host of the name no-such-host.invalid is known here"
+    assert find_problem("head..cluster:6379") == "no host of the name head..cluster is known here"
     with listening() as silent:
         assert find_problem(silent, timeout_s=0.2) == "no answer within 0.2 s"
     with listening(b"HTTP/1.1 400 Bad Request\r\n\r\n") as web_server:
