@@ -239,7 +239,7 @@ class RunningServable:
         except ServableError as error:
             self._lost = str(error)
             return None, self._lost
-        except Exception as error:  # noqa: BLE001 - a framework's, or the user's own code's, about rows it can't compute
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - of a framework or the user's own code, about rows
             return None, f"{self.servable.where()}: {one_line(error)}"
 
     def _expect(self, present: Mapping[str, Bools]) -> dict[str, Bools]:

@@ -170,7 +170,7 @@ class Servable(ConfigSection):
             return LoadedProgram(program, device, num_threads)
         except ServableError:
             raise
-        except Exception as error:  # of any framework, or of the user's own code
+        except (Exception, SystemExit) as error:  # of any framework, or of the user's own code
             raise unloadable(self.where(), error) from error
 
 

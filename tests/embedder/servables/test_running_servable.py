@@ -80,6 +80,14 @@ class Cropper:
         return {"crop": pa.array(found, pa.large_binary())}
 
 
+class Exits:
+    def load(self, device):
+        pass
+
+    def __call__(self, batch):
+        raise SystemExit("usage: exits")
+
+
 class Wrong:
     def __init__(self, how):
         self.how = how
@@ -191,6 +199,12 @@ def test_a_wrong_answer_costs_its_own_columns_alone(own, how, message):
         assert "\n" not in error
 
 
+def test_code_that_ends_the_process_fails_its_rows_and_not_the_run(own):
+    found = run_servables(pa.table({"caption": ["a", "bb"]}), own("Exits", "exits"), own(name="right"))
+    assert found["right.length"].to_pylist() == [1, 2]
+    assert [error.partition(": ")[2] for error in found["exits.error"].to_pylist()] == ["SystemExit: usage: exits"] * 2
+
+
 def test_what_one_returns_feeds_another_in_the_same_run(own):
     upper = own("Upper", "upper", outputs={"text": {"type": "string"}})
     lengths = own(name="lengths", inputs={"text": {"make": "text", "of": "upper.text"}}, settings={"poison": ["BB"]})
@@ -234,6 +248,7 @@ def test_columns_of_the_dataset_are_taken_as_they_are(own):
         ),
         ("def S(:\n", "SyntaxError"),
         ("class S:\n    load = __call__ = print\n\n    def __init__(self, size):\n        pass\n", "TypeError.*size"),
+        ("raise SystemExit('usage: S')\n", "SystemExit: usage: S"),
         ("S = 3\n", "has no class or function 'S'; it has none"),
         ("class B:\n    pass\n\n\nclass A:\n    pass\n", "has no class or function 'S'; it has A, B"),
     ],
