@@ -179,7 +179,7 @@ class RunningServable:
         expected = declared.arrow_type()
         try:
             return column.cast(expected)
-        except pa.ArrowInvalid as error:
+        except pa.ArrowException as error:
             raise ServableError(
                 f"{self.servable.where()}: column {declared.of!r} of the dataset is {column.type}, and the input takes "
                 f"{expected} ({one_line(error)}); declare the type that it has"

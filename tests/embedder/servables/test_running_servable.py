@@ -237,6 +237,13 @@ def test_columns_of_the_dataset_are_taken_as_they_are(own):
     assert found["own.length"].to_pylist() == [1, 2, None]
 
 
+@pytest.mark.parametrize("values", [[[1, 2]], [{"a": 1}], ["x"]])
+def test_a_column_of_another_kind_than_declared_is_refused_in_a_line(own, values):
+    column = {"text": {"make": "column", "of": "number", "type": "int64"}}
+    with pytest.raises(ServableError, match=r"column 'number' of the dataset is .*, and the input takes int64"):
+        run_servables(pa.table({"number": values}), own(inputs=column))
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
