@@ -14,7 +14,7 @@ from embedder.config_toml.run_sections import Replicas, StageConfig
 from embedder.errors import ConfigError
 from embedder.placement.allocation import Allocation, StageResources, place_replicas, replica_requests, task_request
 from embedder.placement.fleet import TOLERANCE, Available, cpu_nodes
-from embedder.placement.gpus import share_gpus, whole_units
+from embedder.placement.gpus import devices_needed, share_gpus, whole_units
 from embedder.placement.placement import explain_refusal, place
 from embedder.quantities import agree, plural
 from embedder.servables.packing import ActorGroup
@@ -105,7 +105,7 @@ def beside_models(available: Available, actors: Sequence[ActorGroup]) -> Availab
     """
     if not actors:
         return available
-    num_gpus = math.ceil(sum(actor.num_gpus * actor.replicas for actor in actors) - TOLERANCE)
+    num_gpus = devices_needed((actor.num_gpus, actor.replicas) for actor in actors)
     if num_gpus > available.num_devices:
         raise ConfigError(
             f"the further models ask for {plural(num_gpus, 'GPU')} and there "

@@ -17,11 +17,13 @@ from embedder.placement.placement import Node
 from embedder.placement.resources import (
     MAX_NICENESS,
     allocate,
+    beside_models,
     describe_devices,
     describe_limits,
     niceness_by_work,
     object_store_bytes,
 )
+from embedder.servables.packing import ActorGroup
 from shards.plan import PlannedStage, ShardSpec, plan_shards
 from shards.ranges import LayerRange
 
@@ -42,6 +44,14 @@ def test_more_than_there_is_is_refused_where_decode_has_a_cpu_and_replicas_count
     ):
         with pytest.raises(ConfigError, match=message):
             allocate(load_config(overrides=settings).compute, there)
+
+
+def test_parts_of_gpus_that_no_device_has_room_for_are_refused_to_further_models():
+    parts = [ActorGroup((), 1, 1.0, 0.66, 3)]  # 1.98 in sum, and two never lie on one device
+    with pytest.raises(ConfigError, match="the further models ask for 3 GPUs and there are 2"):
+        beside_models(Available(8, num_gpus=2), parts)
+    assert beside_models(Available(8, num_gpus=4), parts).num_gpus == 1
+    assert beside_models(Available(8, num_gpus=4), [ActorGroup((), 1, 1.0, 0.5, 3)]).num_gpus == 2
 
 
 def test_a_burst_of_parts_does_not_start_a_crowd_of_writers():
