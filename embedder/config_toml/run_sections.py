@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, create_model, field_validator, model_validator
+from pydantic import AfterValidator, Field, create_model, model_validator
 
 from embedder.config_toml.sections import ConfigSection
 from embedder.medium_columns import GROUPS, check_medium_name, chosen_columns
@@ -137,6 +137,16 @@ class Replicas(ConfigSection):
         return self
 
 
+def _countable_gpus(num_gpus: float) -> float:
+    """Return GPUs of a process that Ray can reserve; ValueError for others."""
+    if num_gpus and (num_gpus < 1e-4 or (num_gpus > 1 and num_gpus % 1)):
+        raise ValueError("write a fraction of one GPU, of 0.0001 at least, or a whole number: others can't be reserved")
+    return num_gpus
+
+
+NumGpus = Annotated[float, AfterValidator(_countable_gpus)]
+
+
 class StageConfig(ConfigSection):
     """Resources of one stage; keys that are left out are filled in when the run starts."""
 
@@ -144,22 +154,13 @@ class StageConfig(ConfigSection):
         "auto", description="auto: as the plan says, else what the nodes that are there have room for"
     )
     num_cpus: float | None = Field(None, ge=0, description="CPUs reserved by each replica, fractions allowed")
-    num_gpus: float | None = Field(
+    num_gpus: NumGpus | None = Field(
         None, ge=0, description="GPUs reserved by each replica, a fraction of one or whole; left out: an even share"
     )
     device: Device | None = Field(
         None, description="device to compute on; left out: the run's `device`. num_gpus is reserved with any"
     )
     num_threads: int | None = Field(None, ge=1, description="torch threads of each replica")
-
-    @field_validator("num_gpus")
-    @classmethod
-    def _countable(cls, num_gpus: float | None) -> float | None:
-        if num_gpus and (num_gpus < 1e-4 or (num_gpus > 1 and num_gpus % 1)):
-            raise ValueError(
-                "write a fraction of one GPU, of 0.0001 at least, or a whole number: others can't be reserved"
-            )
-        return num_gpus
 
 
 class DecodeConfig(ConfigSection):

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 from pydantic import Field
 
+from embedder.config_toml.run_sections import NumGpus
 from embedder.config_toml.sections import ConfigSection
 from embedder.servables.program import LoadedProgram, ServableProgram
 from embedder.servables.servable_columns import InputColumn, OutputColumn
@@ -73,7 +74,7 @@ class Servable(ConfigSection):
         None, ge=1, description="memory that it takes once loaded; left out: twice the size of its files"
     )
     num_cpus: float = Field(1.0, gt=0, description="CPUs that it is given; as many threads, one at least")
-    num_gpus: float = Field(0.0, ge=0, description="GPUs that it is given; a fraction shares one")
+    num_gpus: NumGpus = Field(0.0, ge=0, description="GPUs that it is given; a fraction shares one")
     replicas: int = Field(1, ge=1, description="processes that compute it")
     allow_pickle: bool = Field(False, description="whether its weights may be a pickle, which can run any code")
 

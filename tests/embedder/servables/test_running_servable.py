@@ -280,6 +280,14 @@ def test_of_a_long_error_both_ends_stay():
     assert one_line(ValueError("a" * 288)) == "ValueError: " + "a" * 288
 
 
+@pytest.mark.parametrize("num_gpus", [1.5, 0.00001, float("inf"), -1])
+def test_gpus_that_can_not_be_reserved_are_refused_in_a_line(own, num_gpus):
+    with pytest.raises(ServableError, match=f"num_gpus = {num_gpus}: ") as refused:
+        own(num_gpus=num_gpus)
+    assert "\n" not in str(refused.value)
+    assert [own(num_gpus=each).num_gpus for each in (0, 0.25, 2)] == [0, 0.25, 2]
+
+
 def test_a_missing_file_is_refused_before_anything_is_loaded(own, tmp_path):
     servable = own(uri=f"{tmp_path}/none.py:S")
     with pytest.raises(ServableError, match="there is no such file"):
