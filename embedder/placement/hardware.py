@@ -48,10 +48,10 @@ def _own_groups(controller: str) -> list[Path]:
     found = []
     for _, controllers, path in groups:
         if controller in controllers.split(",") or not controllers:
-            top = CGROUPS / controllers
-            own = top / path.lstrip("/")
-            # In a container the path may be the host's, and its own group is the root.
-            found += [folder for folder in (own, *own.parents) if folder.is_relative_to(top)]
+            for top in {CGROUPS / controllers, CGROUPS / controller if controllers else CGROUPS}:
+                own = top / path.lstrip("/")
+                # In a container the path may be the host's, and its own group is the root.
+                found += [folder for folder in (own, *own.parents) if folder.is_relative_to(top)]
     return found
 
 

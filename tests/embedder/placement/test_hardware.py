@@ -44,6 +44,8 @@ V1_HALF = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
             8,
             8,
         ),
+        # Linux names both controllers in another order than their folder does, to which systemd links each.
+        ("3:cpuacct,cpu:/job\n", {f"cpu/job/{name}": text for name, text in V1_HALF.items()}, 0.5, 1),
         ("0::/\n", {"cpu.max": "1600000 100000\n"}, 8, 8),
     ],
 )
