@@ -9,7 +9,7 @@ from http.client import HTTPException
 from itertools import count
 from socket import gaierror
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from embedder.errors import ConfigError, StoreError
 from embedder.storage.http import Connections, Limits, Response, retry_after_s
@@ -49,7 +49,8 @@ class HttpClient:
         if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
             raise ConfigError("the token is empty or has control characters; give the text that the service was given")
         self.url = url.rstrip("/")
-        self._address = WebAddress(address.scheme, host, port or SCHEMES[address.scheme], address.path.rstrip("/"))
+        path = quote(address.path.rstrip("/"), safe="/%")
+        self._address = WebAddress(address.scheme, host, port or SCHEMES[address.scheme], path)
         self._token, self._timeout_s = token, timeout_s
         self._connections = Connections()
 

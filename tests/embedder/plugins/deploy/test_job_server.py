@@ -102,8 +102,9 @@ def test_a_port_where_nothing_listens_and_a_server_that_says_no_http():
         with pytest.raises(ConfigError, match="can't be reached"):
             JobServer(f"http://127.0.0.1:{port}").ray_version()
         talker.join()
-    with pytest.raises(ConfigError, match=r"can't be reached \(ConnectionRefusedError"):
-        JobServer(f"http://127.0.0.1:{port}").ray_version()
+    for path in ("", "/béhind a proxy"):
+        with pytest.raises(ConfigError, match=r"can't be reached \(ConnectionRefusedError"):
+            JobServer(f"http://127.0.0.1:{port}{path}").ray_version()
 
 
 @pytest.mark.parametrize(
