@@ -145,14 +145,18 @@ def _as_planned(request: StageConfig, stage: PlannedStage) -> StageConfig:
 
 
 def types_on_nodes(device: str | None, available: Available) -> frozenset[str]:
-    """Return the types of nodes for a plan's device, as A100-80G for `A100:80GB`; none if no node is of it."""
+    """Return the types of nodes for a plan's device, as A100-80G for `A100:80GB`; none if no node is of it.
+
+    Where no type has its memory, those that are of another are returned.
+    """
     types = {node.device_type for node in available.nodes if node.device_type}
     if device is None:
         return frozenset()
     if device in types:
         return frozenset({device})
-    name = device.partition(":")[0]
-    return frozenset(each for each in types if RAY_NAMES.get(each, (each,))[0] == name)
+    name, _, memory = device.partition(":")
+    alike = {each: f"{gb}GB" for each in types for table, gb in [RAY_NAMES.get(each, (each, None))] if table == name}
+    return frozenset(each for each, its in alike.items() if its == memory) or frozenset(alike)
 
 
 def replicas_of(request: StageConfig) -> Replicas:

@@ -62,11 +62,11 @@ def test_stages_of_a_mixed_fleet_go_to_the_types_of_the_plan():
 def test_a_plan_for_a_type_of_another_memory_is_placed_and_one_for_an_unknown_type_anywhere():
     available = Available(8, 2, (gpu_node(4, 1, "A100-40G"), gpu_node(4, 1, "A100-80G")))
     _, plan, _ = planned_for(available)
-    stages = [stage.__class__(**vars(stage) | {"device": "A100:80GB", "num_gpus": 1.0}) for stage in plan.stages[:1]]
-    (stage,) = allocate(load_config(overrides={"num_stages": 1}).compute, available, stages).stages
-    assert type_selector(stage.device_types, "ray.io/accelerator-type") == {
-        "ray.io/accelerator-type": "in(A100-40G,A100-80G)"
-    }
+    for device, types in (("A100:60GB", "A100-40G,A100-80G"), ("A100:80GB", "A100-80G"), ("A100:40GB", "A100-40G")):
+        stages = [stage.__class__(**vars(stage) | {"device": device, "num_gpus": 1.0}) for stage in plan.stages[:1]]
+        (stage,) = allocate(load_config(overrides={"num_stages": 1}).compute, available, stages).stages
+        selector = type_selector(stage.device_types, "ray.io/accelerator-type")
+        assert selector == {"ray.io/accelerator-type": f"in({types})"}
     stages = [stage.__class__(**vars(plan.stages[0]) | {"device": "TPU", "num_gpus": 1.0}) for stage in plan.stages[:1]]
     (stage,) = allocate(load_config(overrides={"num_stages": 1}).compute, available, stages).stages
     assert stage.device_types == frozenset()
