@@ -64,7 +64,7 @@ def check_shippable(shipped: ShippedConfig) -> None:
 
     def check(key: str, value: str) -> str:
         is_hub_id = key == "model" and main == value and not value.startswith(("/", "~"))
-        if key == "plan":  # is shipped, too
+        if key == "plan" or not value:  # is shipped, too; a path of no letters switches a file off
             return value
         if not (_ADDRESS.match(value) or is_hub_id or any(f"{value}/".startswith(folder) for folder in mounted)):
             raise ConfigError(

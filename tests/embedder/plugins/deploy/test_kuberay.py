@@ -313,6 +313,11 @@ def test_what_no_pod_could_use_is_refused(tmp_path, before, after, message):
         kuberay_texts(tmp_path, CONFIG.replace(before, after, 1))
 
 
+def test_files_that_are_switched_off_are_no_paths(tmp_path):
+    texts = kuberay_texts(tmp_path, 'metrics_file = ""\nlog_file = ""\n' + CONFIG)
+    assert any('metrics_file = ""' in text for text in texts.values())
+
+
 def test_a_service_without_tokens_has_to_be_meant(tmp_path, texts):
     config = CONFIG.replace("[[deploy.volume]]", "[deploy.service]\nno_auth = true\n\n[[deploy.volume]]", 1)
     assert "token" not in yaml.safe_load(kuberay_texts(tmp_path, config)["rayservice.yaml"])["spec"]["serveConfigV2"]
