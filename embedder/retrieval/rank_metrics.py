@@ -58,12 +58,13 @@ def score_ranks(ranks: Ints, metric: str) -> NDArray[np.float64]:
 def best_ranks(queries: Floats, query_concepts: Ints, candidates: Floats, candidate_concepts: Ints) -> Ints:
     """Count, per query, the candidates of other concepts that score at least as high as its own best; int64 (Q,).
 
-    Ties count against the model: equal vectors find nothing. A query whose concept no candidate has gets rank N.
+    Ties count against the model: equal vectors find nothing, and neither do those that are NaN. A query whose concept
+    no candidate has gets rank N.
     `queries` (Q, E) and `candidates` (N, E) are float32 with unit rows; their concepts are int64 (Q,) and (N,).
     """
     parts = [np.empty(0, np.int64)]
     for start in range(0, len(queries), BLOCK_ROWS):
-        scores = queries[start : start + BLOCK_ROWS] @ candidates.T
+        scores = np.fmax(queries[start : start + BLOCK_ROWS] @ candidates.T, -np.inf)  # also where it is NaN
         is_own = query_concepts[start : start + BLOCK_ROWS, None] == candidate_concepts[None]
         own = np.where(is_own, scores, -np.inf).max(axis=1, initial=-np.inf)
         parts.append(((scores >= own[:, None]) & ~is_own).sum(axis=1))

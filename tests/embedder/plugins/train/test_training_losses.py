@@ -110,6 +110,14 @@ def test_ties_count_against_the_model():
     assert retrieval_at(same, places, same, places) == {1: 0.0, 5: 1.0, 10: 1.0}
 
 
+def test_vectors_that_are_not_numbers_find_nothing():
+    places = np.arange(4)
+    broken, images = np.full((4, 2), np.nan, np.float32), np.eye(4, 2, dtype=np.float32)
+    assert best_ranks(broken, places, images, places).tolist() == [3, 3, 3, 3]
+    one_broken = np.array([[1, 0], [0, 1], [np.nan, 0], [-1, 0]], np.float32)
+    assert best_ranks(one_broken, places, one_broken, places).tolist() == [0, 0, 3, 0]
+
+
 def test_any_image_of_the_concept_counts_and_others_of_it_do_not_stand_in_the_way():
     queries = np.array([[1, 0], [0, 1], [1, 0]], np.float32)
     images = np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.5, 0.5]], np.float32)
