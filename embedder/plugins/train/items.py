@@ -113,10 +113,15 @@ def _concepts(listing: pa.Table, column: str) -> list[str]:
             'concept "caption": some captions are files of their own; name a column, or leave `concept` out'
         )
     values = listing[column if column in OWN_COLUMNS else CARRIED + column]
-    if pa.types.is_nested(values.type):
-        raise SourceError(f"concept column {column!r} is {values.type}; name one with a single value in each row")
-    texts = pc.cast(values, pa.string()).to_pylist()
-    return [own if text is None else f"concept:{text}" for own, text in zip(ids, texts, strict=True)]
+    try:
+        texts = pc.cast(values, pa.string()).to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        found = f"concept column {column!r} is {values.type}"
+        raise SourceError(f"{found}; name one with a single value in each row, text or number") from None
+    lacks = pc.is_null(values, nan_is_null=True).to_pylist()
+    return [
+        own if no or not text.strip() else f"concept:{text}" for own, no, text in zip(ids, lacks, texts, strict=True)
+    ]
 
 
 def _keys(texts: Iterable[str]) -> Keys:

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import samples
 import train_samples
@@ -20,6 +21,7 @@ import embedder
 from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailedError, SourceError
 from embedder.ingest.embed import embed
+from embedder.plugins.train.items import list_items
 from embedder.plugins.train.train_run import train
 from embedder.plugins.train.trainer.train_settings import TrainSettings
 
@@ -302,8 +304,6 @@ def test_a_column_or_a_layer_that_is_not_there_is_named(pairs, tiny_model, tmp_p
 
 
 def test_items_without_an_own_concept_column_value_stay_apart(tmp_path):
-    from embedder.plugins.train.items import list_items
-
     rows = train_samples.rows_of(range(4))
     rows[0]["colour"] = rows[1]["colour"] = None
     rows[2]["colour"] = rows[3]["colour"] = "item-000"
@@ -315,6 +315,25 @@ def test_items_without_an_own_concept_column_value_stay_apart(tmp_path):
     assert len(set(concepts.tolist())) == 3
     assert isinstance(concepts.tolist()[0], int)
     assert pa.array(concepts).type == pa.int64()
+
+
+@pytest.mark.parametrize("value", ["", " ", float("nan")])
+def test_items_whose_concept_is_blank_or_not_a_number_stay_apart(tmp_path, value):
+    concepts = list_items(training(concept_table(tmp_path, [value] * 3), tmp_path / "out", model="m", concept="set"))
+    assert len(set(concepts.concepts.tolist())) == 3
+
+
+def test_concepts_that_are_no_text_are_refused_in_a_line(tmp_path):
+    source = concept_table(tmp_path, [b"\xff\xfe", b"\xfe\xff"])
+    with pytest.raises(SourceError, match="concept column 'set' is binary; name one with a single value in each row"):
+        list_items(training(source, tmp_path / "out", model="m", concept="set"))
+
+
+def concept_table(folder, values):
+    """A table of pairs with the column `set`."""
+    rows = pa.Table.from_pylist(train_samples.rows_of(range(len(values))), train_samples.SCHEMA)
+    pq.write_table(rows.append_column("set", pa.array(values)), folder / "pairs.parquet")
+    return folder / "pairs.parquet"
 
 
 CONFIG = """
