@@ -193,7 +193,7 @@ def _tokenizer(config: TrainConfig, text_tower: TextTower, outputs: Outputs, ite
 
     Raises `ConfigError` if the file can't be read; `SourceError` if no item has a caption.
     """
-    if outputs.tokenizer.exists():
+    if outputs.checkpoint.exists() and outputs.tokenizer.exists():  # an attempt without a step may have had another
         return outputs.tokenizer.read_text(encoding="utf-8")
     if config.tokenizer is not None:
         try:
@@ -224,8 +224,7 @@ def _captions(items: Items, config: TrainConfig) -> Iterator[str]:
                     yield fetcher.read_caption(row["caption_uri"])
             for name in config.texts:
                 yield from as_texts(row[CARRIED + name])
-            for name in config.tag_sets:
-                yield TAG_SEPARATOR.join(as_texts(row[CARRIED + name]))
+            yield from filter(None, (TAG_SEPARATOR.join(as_texts(row[CARRIED + name])) for name in config.tag_sets))
 
 
 def _run(prepared: PreparedTraining, show_steps: ShowSteps) -> tuple[ExampleCache, str]:

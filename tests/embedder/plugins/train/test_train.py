@@ -219,6 +219,21 @@ def test_items_that_are_all_without_a_caption_end_the_run(tiny_model, tmp_path):
         train(training(source, tmp_path / "out", model=str(tiny_model)))
 
 
+def test_a_fresh_model_without_any_caption_is_refused_in_a_line(tmp_path):
+    rows = [row | {"title": None, "tags": []} for row in train_samples.rows_of(range(8))]
+    source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
+    with pytest.raises(SourceError, match="no item has a caption; name"):
+        train(training(source, tmp_path / "out", architecture=ARCHITECTURE, tag_sets=["tags"]))
+
+
+def test_an_attempt_that_took_no_step_leaves_no_tokeniser_to_the_next(pairs, tmp_path):
+    """It may have been killed while held-out items were decoded, and begun with other captions or another size."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}))
+    config = training(pairs, tmp_path, architecture=ARCHITECTURE, train={"num_steps": 1, "warmup_steps": 0})
+    train(config)
+    assert "square" in (tmp_path / "tokenizer.json").read_text()
+
+
 def test_a_run_learns_and_keeps_the_model_that_was_best_on_held_out_pictures(tiny_model, tmp_path):
     source = train_samples.table(tmp_path / "pairs.parquet", 180)
     held_out = train_samples.table(tmp_path / "held_out.parquet", rows=train_samples.rows_of(range(1000, 1060)))
