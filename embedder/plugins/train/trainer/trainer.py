@@ -132,7 +132,8 @@ class Trainer:
             loss, parts = (compare(), {}) if self.teacher is None else self.teacher(images, captions, batch, compare)
             if not torch.isfinite(loss):
                 raise ModelError(f"step {self.num_steps_done + 1}: the loss is {loss.item()}; lower learning_rate")
-            loss.backward()
+            if loss.requires_grad:  # the teacher may lack all that this batch, or share of one, could learn from
+                loss.backward()
         if self.group is not None:
             self._share_gradients(self.group)
         grad_norm = nn.utils.clip_grad_norm_(self._trained_parameters(), self.settings.grad_clip or float("inf"))

@@ -105,6 +105,17 @@ def test_rows_that_the_teacher_lacks_do_not_count(make_config, teacher):
     assert nothing.step(taught(config, 0, teacher, 0)).loss == 0
 
 
+def test_a_batch_whose_learning_side_the_teacher_lacks_teaches_nothing(make_config, teacher):
+    """As one with further captions alone, of which the teacher knows none."""
+    config = make_config(embedding_dim=40)
+    trainer = Trainer(config, settings(what="vision_frozen"), teacher=(ALONE, 40))
+    batch = taught(config, 0, teacher)
+    step = trainer.step(replace(batch, teacher_captions=torch.full_like(batch.teacher_captions, torch.nan)))
+    assert (step.grad_norm, step.step) == (0, 1)
+    assert_same_weights(trainer, Trainer(config, settings()))
+    assert trainer.step(batch).grad_norm > 0
+
+
 def test_a_student_comes_closer_to_its_teacher_than_without_and_the_map_is_not_exported(make_config, teacher, tmp_path):
     found = {}
     for name in ("with", "without"):
