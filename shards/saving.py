@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import struct
 from collections.abc import Iterable, Iterator
@@ -23,22 +25,37 @@ if TYPE_CHECKING:
 # safetensors' names of the stored dtypes.
 _STORED_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk that takes no more."""
+
 # A writer holds one file's tensors in memory; and stages that read one tower each open fewer files.
 MAX_FILE_BYTES = 4 << 30
 
 
 @contextmanager
 def staged_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, renamed to `folder` on success; raises a ModelError if `folder` isn't empty."""
+    """Yield a temporary folder, renamed to `folder` on success.
+
+    Raises a ModelError if `folder` isn't empty or can't be written.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ModelError(f"{folder}: there is something already; name a folder that doesn't exist yet")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     stage = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
-    shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(stage, ignore_errors=True)
+        stage.mkdir()
+    except OSError as error:
+        raise ModelError(f"{folder}: can't be written ({error.strerror}); name another folder") from None
     try:
         yield stage
         stage.rename(folder)  # allowed over an empty folder
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise ModelError(
+            f"{folder}: can't be written ({os.strerror(error.errno)}); free some space, or name another folder"
+        ) from None
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -133,12 +150,18 @@ def write_weights(
 
 
 def _write_part(folder: Path, number: int, tensors: dict[str, torch.Tensor]) -> list[str]:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path = _part_path(folder, number)
     path.touch()
     mode = path.stat().st_mode
-    save_file(tensors, path, metadata={"format": "pt"})
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if (found := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
     path.chmod(mode)  # safetensors makes a file only its owner can read; apply the umask instead
     return list(tensors)
 

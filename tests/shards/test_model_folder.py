@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from shards.fresh import init_model
 from shards.model_config import find_model_folder, load_model_config
 from shards.model_errors import ModelError
 from shards.model_summary import describe_model
-from shards.saving import write_weights
+from shards.saving import staged_folder, write_weights
 
 
 def edit(folder, section=None, **changes):
@@ -174,6 +175,22 @@ def test_files_of_a_model_folder_go_by_the_umask_like_any_other(make_config, tmp
     files = [*folder.iterdir(), *(tmp_path / "parts").iterdir()]
     assert len(files) == 2 + 4
     assert {file.stat().st_mode & 0o777 for file in files} == {0o666 & ~umask}
+
+
+def test_a_model_folder_that_cannot_be_written_is_named_in_a_line_and_nothing_is_left(make_config, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match=r"/file/sub/m: can't be written \(Not a directory\); name another folder"):
+        init_model(make_config(), tmp_path / "file" / "sub" / "m", seed=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))  # as a disk that is full
+    try:
+        with pytest.raises(ModelError, match=r"/m: can't be written \(File too large\); free some space"):
+            init_model(make_config(), tmp_path / "m", seed=1)
+        with pytest.raises(ModelError, match=r"/m: can't be written"), staged_folder(tmp_path / "m") as stage:
+            write_weights(stage, [("name", torch.zeros(1 << 12))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_summary_refuses_weights_of_another_configuration(model):
