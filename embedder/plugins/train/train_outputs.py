@@ -22,10 +22,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedder.errors import USER_MISTAKES, ConfigError
+from embedder.errors import USER_MISTAKES, ConfigError, RunFailedError
 from embedder.storage.atomic_write import atomic_write
 from embedder.storage.printable import printable
 from embedder.store.journal.refusals import remove_empty_folders
+from shards.saving import FULL
 
 Metrics = Sequence[dict[str, Any]]
 
@@ -56,7 +57,8 @@ class Outputs:
     def lock(self) -> Iterator[None]:
         """Make the folder and lock it for this process; a new folder is removed if the run is refused before it trains.
 
-        Raises `ConfigError` if another process trains into it, or it can't be written.
+        Raises `ConfigError` if another process trains into it, or it can't be written; `RunFailedError` if the disk
+        becomes full.
         """
         is_new = not self.root.exists()
         with remove_empty_folders(self.root), self._lock():
@@ -66,6 +68,13 @@ class Outputs:
                 if is_new and not any(path.exists() for path in (self.checkpoint, self.model, self.last, self.teacher)):
                     shutil.rmtree(self.root, ignore_errors=True)
                 raise
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                raise RunFailedError(
+                    f"out {self.root}: {error.filename or 'a file'} can't be written ({error.strerror}); free some "
+                    "space, and the same command with --resume goes on from the last checkpoint"
+                ) from None
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

@@ -10,10 +10,18 @@ from shards.model_errors import ModelError
 
 
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
-    """Write a state of tensors and plain values; after a crash the file is either the old one or the new one."""
+    """Write a state of tensors and plain values; after a crash the file is either the old one or the new one.
+
+    Raises OSError if the disk is full.
+    """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(Path(path)) as file:
-        torch.save(state, file)
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # torch's writer hides it behind positions in the file
+                raise error.__context__ from None
+            raise
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Training step: reproducible, resumable to the bit, and frozen parts stay unchanged."""
 
 import itertools
+import resource
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
+from embedder.errors import RunFailedError
+from embedder.plugins.train.train_outputs import Outputs
 from embedder.plugins.train.trainer.batch import TrainBatch
 from embedder.plugins.train.trainer.train_checkpoint import load_checkpoint, save_checkpoint
 from embedder.plugins.train.trainer.train_settings import AugmentSettings, TrainSettings
@@ -107,6 +110,19 @@ def test_a_crash_while_saving_leaves_the_last_checkpoint(make_config, tmp_path, 
         save_checkpoint(path, {"step": 2})
     assert load_checkpoint(path) == {"step": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_told_in_a_line_with_its_cure(tmp_path):
+    """Torch's own error names positions in a file, and hides that of the system."""
+    outputs = Outputs(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
+    try:
+        message = r"can't be written \(File too large\); free some space.*--resume"
+        with pytest.raises(RunFailedError, match=message), outputs.lock():
+            save_checkpoint(outputs.checkpoint, {"weights": torch.zeros(1 << 12)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 LEARNING = {
