@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError, field_validator
 
 from shards.file_schema import ModelSection, describe, parse_json, read_json
 from shards.model_config import CONFIG_FILE, ModelConfig
@@ -64,6 +64,13 @@ class _HeaderItem(ModelSection):
     dtype: str
     shape: tuple[NonNegativeInt, ...]
     data_offsets: tuple[NonNegativeInt, NonNegativeInt]
+
+    @field_validator("data_offsets")
+    @classmethod
+    def _rising(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if value[0] > value[1]:
+            raise ValueError("it ends before it begins")
+        return value
 
 
 _HEADER = TypeAdapter(dict[str, _HeaderItem])

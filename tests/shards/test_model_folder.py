@@ -199,6 +199,17 @@ def test_a_summary_refuses_weights_of_another_configuration(model):
         describe_model(model)
 
 
+def test_a_tensor_that_ends_before_it_begins_is_a_broken_header(model):
+    path = model / "model.safetensors"
+    size = int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8 : 8 + size])
+    next(value for name, value in header.items() if name != "__metadata__")["data_offsets"].reverse()
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(size)
+    path.write_bytes(path.read_bytes()[:8] + text + path.read_bytes()[8 + size :])
+    with pytest.raises(ModelError, match="model.safetensors: broken safetensors header.*fetch it again"):
+        model_fingerprint(model)
+
+
 def test_configuring_planning_hashing_and_summarising_import_nothing_heavy(make_config, make_model):
     code = """
 import sys
