@@ -43,7 +43,7 @@ def load_tensors(
 ) -> dict[str, torch.Tensor]:
     """Read a shard's tensors, cast or quantised and moved one by one, so that the shard is never in memory twice.
 
-    Raises a ModelError if a tensor is missing, unknown or of another shape, or a file is broken.
+    Raises a ModelError if a tensor is missing, unknown, of another shape or of integers, or a file is broken.
     """
     activation_dtype(dtype)
     shapes = shard_shapes(config, spec)
@@ -51,6 +51,11 @@ def load_tensors(
     check_names(files, folder, shapes, config)
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in read_tensors(files, shapes):
+        if not tensor.is_floating_point():
+            raise ModelError(
+                f"{files[name]}: the tensor {name} has dtype {str(tensor.dtype).removeprefix('torch.')}, expected one "
+                f"of {', '.join(TORCH_DTYPES)}; import the model again"
+            )
         held = held_dtype(config, name, shapes[name], dtype)
         if held == "int8":
             tensors |= quantise_weight(name, tensor.to(device))

@@ -146,8 +146,13 @@ def test_tensors_of_other_shards_are_never_read(make_config, make_model, monkeyp
             SECOND,
             r"model.safetensors.*vision.blocks.4.norm1.bias",
         ),
+        (
+            lambda tensors: tensors.update({"vision.cls_token": torch.ones(1, 1, 32, dtype=torch.int8)}),
+            FIRST,
+            r"model.safetensors: the tensor vision.cls_token has dtype int8, expected one of float.*import the model",
+        ),
     ],
-    ids=["missing", "misshapen", "unknown"],
+    ids=["missing", "misshapen", "unknown", "integers"],
 )
 def test_a_tensor_that_does_not_fit_is_named_with_its_shapes(model, change, spec, message):
     rewrite(model, change)
