@@ -4,6 +4,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from shards.model_config import CONFIG_FILE, TOKENIZER_FILE
@@ -29,6 +30,15 @@ language has 2 to 5.
 """
 SCRIPT_NAMES = {"Cjk": "Chinese characters", "Latin": "accented Latin letters"}
 """Names of scripts where Unicode's own are not those that people use."""
+
+
+def read_tokenizer(path: Path) -> str:
+    """Read the content of a tokenizer.json; raises a ModelError if that can't be read, or is no UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "this is not UTF-8"
+        raise ModelError(f"{path}: {reason}; give a {TOKENIZER_FILE}") from None
 
 
 def parse_tokenizer(content: str, where: str) -> Any:

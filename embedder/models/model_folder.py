@@ -10,6 +10,7 @@ from embedder.storage.model_download import resolve_model
 from shards.fingerprint import model_fingerprint
 from shards.model_config import TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.model_settings import join_address, split_address
+from shards.tokenizer import read_tokenizer
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def open_model(uri: str) -> Model:
     """Fetch the folder if it is remote, and read its configuration and tokeniser.
 
     Raises:
-        shards.ModelError: the model folder is missing or incomplete.
+        shards.ModelError: the model folder is missing or incomplete, or its tokeniser is no text.
         ConfigError: its tokeniser is missing.
     """
     folder = resolve_model(uri)
@@ -38,7 +39,7 @@ def open_model(uri: str) -> Model:
         raise ConfigError(f"model {folder}: no {TOKENIZER_FILE}; import the model again with `embedder model import`")
     place, settings = split_address(uri)
     uri = join_address(str(Path(place).absolute()), settings) if Path(place).exists() else uri
-    tokenizer_json = tokenizer.read_text(encoding="utf-8") if has_text else None
+    tokenizer_json = read_tokenizer(tokenizer) if has_text else None
     return Model(uri, folder, config, tokenizer_json, model_fingerprint(folder))
 
 

@@ -49,7 +49,7 @@ from embedder.plugins.train.trainer.trainer import Trainer
 from embedder.plugins.train.validation import Validation
 from embedder.quantities import plural
 from embedder.sources.fetch import Fetcher, FetchError
-from shards.tokenizer import check_tokenizer, parse_tokenizer
+from shards.tokenizer import check_tokenizer, parse_tokenizer, read_tokenizer
 from shards.towers.tower_kinds import TextTower
 from shards.train_tokenizer import train_tokenizer
 
@@ -191,15 +191,13 @@ def _device(config: TrainConfig) -> str:
 def _tokenizer(config: TrainConfig, text_tower: TextTower, outputs: Outputs, items: Items) -> str:
     """Tokeniser given, or one trained on the captions; kept in the run's folder.
 
-    Raises `ConfigError` if the file can't be read; `SourceError` if no item has a caption.
+    Raises `shards.ModelError` if the file can't be read or used; `ConfigError` if the captions have more characters
+    than the vocabulary has room for; `SourceError` if no item has a caption.
     """
     if outputs.checkpoint.exists() and outputs.tokenizer.exists():  # an attempt without a step may have had another
         return outputs.tokenizer.read_text(encoding="utf-8")
     if config.tokenizer is not None:
-        try:
-            text = Path(config.tokenizer).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"tokenizer {config.tokenizer}: {error.strerror}; give a tokenizer.json") from None
+        text = read_tokenizer(Path(config.tokenizer))
     else:
         captions = list(_captions(items, config))
         if not captions:
@@ -207,6 +205,11 @@ def _tokenizer(config: TrainConfig, text_tower: TextTower, outputs: Outputs, ite
                 "no item has a caption; name `columns.caption` or `texts`, or put .txt files beside images"
             )
         text = train_tokenizer(captions, text_tower.num_vocabulary)
+        if (found := len(parse_tokenizer(text, "captions").get_vocab())) > text_tower.num_vocabulary:
+            raise ConfigError(
+                f"architecture.text.vocab_size = {text_tower.num_vocabulary}: a tokeniser of the captions has {found} "
+                f"tokens if it has each of their characters; raise it to {found} at least, or give `tokenizer`"
+            )
     where = config.tokenizer or "the tokeniser made from the captions"
     check_tokenizer(parse_tokenizer(text, where), text_tower, where)
     outputs.write_text(outputs.tokenizer, text)

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,9 +22,11 @@ import embedder
 from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailedError, SourceError
 from embedder.ingest.embed import embed
+from embedder.models.model_folder import open_model
 from embedder.plugins.train.items import list_items
 from embedder.plugins.train.train_run import train
 from embedder.plugins.train.trainer.train_settings import TrainSettings
+from shards.model_errors import ModelError
 
 ARCHITECTURE = {
     "embedding_dim": 16,
@@ -224,6 +227,25 @@ def test_a_fresh_model_without_any_caption_is_refused_in_a_line(tmp_path):
     source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
     with pytest.raises(SourceError, match="no item has a caption; name"):
         train(training(source, tmp_path / "out", architecture=ARCHITECTURE, tag_sets=["tags"]))
+
+
+def test_a_tokeniser_that_is_no_text_is_named_in_a_line(pairs, tiny_model, tmp_path):
+    bad, message = tmp_path / "tokenizer.json", r"tokenizer\.json: this is not UTF-8; give a tokenizer\.json"
+    bad.write_bytes(b"\xff\xfe{")
+    with pytest.raises(ModelError, match=message):
+        train(training(pairs, tmp_path / "out", architecture=ARCHITECTURE, tokenizer=str(bad)))
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    shutil.copyfile(bad, model / "tokenizer.json")
+    with pytest.raises(ModelError, match=message):
+        open_model(str(model))
+
+
+def test_captions_of_more_characters_than_the_vocabulary_name_the_key_to_raise(tmp_path):
+    rows = [row | {"title": chr(0x4E00 + place)} for place, row in enumerate(train_samples.rows_of(range(80)))]
+    source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
+    config = training(source, tmp_path / "out", architecture=ARCHITECTURE, validation={"fraction": 0})
+    with pytest.raises(ConfigError, match=r"text\.vocab_size = 60: .* 86 tokens .*; raise it to 86 at least"):
+        train(config)
 
 
 def test_an_attempt_that_took_no_step_leaves_no_tokeniser_to_the_next(pairs, tmp_path):
