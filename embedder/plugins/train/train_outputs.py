@@ -16,6 +16,7 @@ tracker.json      with [tracker]: the id that the tracker has given the run
 
 import fcntl
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +91,18 @@ class Outputs:
                 raise ConfigError(
                     f"out {self.root}: another run trains into it; wait for it, or name another"
                 ) from None
+            self._remove_left()
             yield
+
+    def _remove_left(self) -> None:
+        """Remove what a killed run left half-written; each of its models and checkpoints takes as much as a whole one.
+
+        An old model that was to be replaced stays, as it may be the only one.
+        """
+        names = "|".join(re.escape(path.name) for path in vars(self).values() if path != self.root)
+        for path in self.root.iterdir():
+            if re.fullmatch(rf"\.+({names})\.[-.\w]+\.(tmp|new)", path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def write_text(self, path: Path, text: str) -> None:
         """Write or replace one file."""

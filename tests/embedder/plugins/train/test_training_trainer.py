@@ -125,6 +125,17 @@ def test_a_full_disk_is_told_in_a_line_with_its_cure(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def test_what_a_killed_run_left_half_written_is_removed_by_the_next_and_nothing_else(tmp_path):
+    left = ".checkpoint.pt.12-ab34cd56.tmp", ".metrics.jsonl.12-ab34cd56.tmp", ".last.12.tmp", "..model.12.new.12.tmp"
+    kept = ".model.12.old", "model", ".cache.12.tmp", "last.12.tmp"
+    for name in (*left[:2], *kept[2:]):
+        (tmp_path / name).touch()
+    for name in (*left[2:], *kept[:2]):
+        (tmp_path / name / "part").mkdir(parents=True)
+    with Outputs(tmp_path).lock():
+        assert {path.name for path in tmp_path.iterdir()} == {*kept, ".lock"}
+
+
 LEARNING = {
     "all": ("vision.", "text.", "vision_head.", "text_head."),
     "vision_frozen": ("text.", "text_head."),
