@@ -116,9 +116,9 @@ def _example_row(row: dict[str, Any], encoder: CaptionEncoder, spec: ExampleSpec
 
 
 def as_texts(value: Any) -> list[str]:
-    """Texts of a value: one for a string, several for a list, none for an empty one."""
+    """Texts of a value: one for a string, several for a list, none for an empty one or NaN."""
     values = value if isinstance(value, list) else [value]
-    return [text for each in values if each is not None and (text := str(each).strip())]
+    return [text for each in values if each is not None and each == each and (text := str(each).strip())]  # noqa: PLR0124
 
 
 def examples_of(table: pa.Table, image_size: int) -> Iterator[TrainExample]:

@@ -11,7 +11,7 @@ from embedder.config import RunConfig
 from embedder.executors.job import decode_spec
 from embedder.models.model_folder import open_model
 from embedder.plugins.train.batches import ExampleCounts, SamplerConfig
-from embedder.plugins.train.examples import ExampleSpec, decode_examples, examples_of
+from embedder.plugins.train.examples import ExampleSpec, as_texts, decode_examples, examples_of
 from embedder.plugins.train.items import list_items
 from embedder.plugins.train.rank_batches import cut_shares, decode_share, take_share
 from embedder.plugins.train.sampler import epoch_order
@@ -92,6 +92,11 @@ def test_titles_lists_and_tag_sets_become_captions_each_once(tiny_model, tmp_pat
             encoder.encode(text).tolist() for text in expected
         ]
         assert example.is_pair
+
+
+def test_values_that_are_missing_or_not_a_number_are_no_captions():
+    assert as_texts(["a dog", 1.5, float("nan"), None, " "]) == ["a dog", "1.5"]
+    assert as_texts(float("nan")) == as_texts(None) == []
 
 
 def test_pixels_are_those_that_embedding_sees(tiny_model, tmp_path):
