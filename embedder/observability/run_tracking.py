@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel
 
 from embedder.config import ObserveSettings
+from embedder.config_toml.values import without_secrets
 from embedder.observability.log import UNWRITABLE
 from embedder.observability.trackers import Tracker
 from embedder.redaction import mask
@@ -118,7 +119,7 @@ def parameters_of(config: BaseModel) -> dict[str, str]:
 
 def mask_settings(tree: Mapping[str, Any]) -> dict[str, str]:
     """Return the values of a tree of settings by dotted keys, without secrets."""
-    return {key: printable(mask(str(value))) for key, value in _flat(tree)}
+    return {key: printable(mask(str(value))) for key, value in _flat(without_secrets((), tree))}
 
 
 def _flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:

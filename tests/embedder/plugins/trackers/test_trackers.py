@@ -129,6 +129,13 @@ def test_parameters_are_what_was_set_without_secrets(monkeypatch):
     config = RunConfig(store="s3://u:p@host/x", runs_file="/tmp/abcdefgh12345", source=[{"path": "a"}])
     found = parameters_of(config)
     assert found == {"store": "s3://***@host/x", "runs_file": "/tmp/***", "source.0.path": "a"}
+    told = RunConfig(on_failure={"webhook": "https://h/T0PS3CRET", "command": ["page", "--token", "T0PS3CRET"]})
+    assert parameters_of(told) == {
+        "on_failure.webhook": "https://h/***",
+        "on_failure.command.0": "page",
+        "on_failure.command.1": "--token",
+        "on_failure.command.2": "***",
+    }, "as `embedder config` masks them"
 
 
 @pytest.mark.parametrize(
