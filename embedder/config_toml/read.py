@@ -51,9 +51,9 @@ class ConfigFile:
 
 def read_file(path: Path) -> ConfigFile:
     """Read a TOML file; raises `ConfigError` if it is missing, unreadable, or isn't TOML."""
-    content = _bytes(path)
+    content = _bytes(path).removeprefix(b"\xef\xbb\xbf")  # the byte order mark of UTF-8
     try:
-        text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8")  # skip the byte order mark of UTF-8
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(

@@ -24,6 +24,7 @@ NO_TOML = {
     b"<config/>": ": this is XML",
     'store = "x"'.encode("utf-16"): ", line 1: the byte 0xff is no UTF-8; give a TOML file, saved as UTF-8",
     'model = "m"\nstore = "café"\n'.encode("latin-1"): ", line 2: the byte 0xe9 is no UTF-8",
+    b'\xef\xbb\xbfmodel = "m"\nstore = "caf\xe9"\n\n': ", line 2: the byte 0xe9 is no UTF-8",
     b"\x89PNG\r\n\x1a\n\x00\x00\x00": ", line 1: the byte 0x89 is no UTF-8",
     b"\x00" * 10: ", line 1, column 1: this is no TOML (invalid statement); correct this line",
     b"#" * (2 << 20): ": more than 1 MiB",
