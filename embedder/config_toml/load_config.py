@@ -194,7 +194,7 @@ def _as_python(value: Any, whole: Collection[values.Path] = (), path: values.Pat
 def parse_setting(text: str) -> Setting:
     """Parse one `key=value` (else `ConfigError`); a value that isn't TOML is taken as a string."""
     key, separator, written = text.partition("=")
-    keys = tuple(part.strip() for part in key.split("."))
+    keys = _keys_of(key)
     if not separator or not all(keys):
         shown = values.format_value((), f"{key}=..." if separator else key)
         raise ConfigError(f"--set {shown}: write it as NAME=VALUE, for example --set dtype=bfloat16")
@@ -203,6 +203,19 @@ def parse_setting(text: str) -> Setting:
     except ValueError:
         return Setting(keys, written)
     return Setting(keys, tree["value"] if len(tree) == 1 else written)
+
+
+def _keys_of(dotted: str) -> tuple[str, ...]:
+    """Split a dotted key, whose parts may stand in quotes; one that TOML would not take is cut at each point."""
+    keys: tuple[str, ...] = ()
+    try:
+        tree: Any = parse(f"{dotted} = 0")
+        while isinstance(tree, dict):
+            ((key, tree),) = tree.items()
+            keys = (*keys, key)
+    except ValueError:
+        return tuple(part.strip() for part in dotted.split("."))
+    return keys
 
 
 def _apply(tree: dict[str, Any], setting: Setting, lists: Collection[str]) -> None:

@@ -49,6 +49,15 @@ def test_options_win_over_the_file_and_settings_over_options(tmp_path):
     assert config.model == "/a path/with spaces"
 
 
+def test_a_setting_takes_quoted_keys_as_a_file_does():
+    settings = ['prices."A100:80GB"=3', "prices.H100:94GB = 4", 'deploy.labels."app.kubernetes.io/name"=x']
+    config = load_config(settings=[*settings, "'store'=y"])
+    assert config.prices == {"A100:80GB": 3.0, "H100:94GB": 4.0}
+    assert (config.deploy.labels, config.store) == ({"app.kubernetes.io/name": "x"}, "y")
+    with pytest.raises(ConfigError, match=r'^--set prices\."A100:80GB" = -3: must be at least 0$'):
+        load_config(settings=['prices."A100:80GB"=-3'])
+
+
 def test_a_missing_file_and_a_broken_setting_are_named(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         load_config(tmp_path / "missing.toml")
