@@ -65,6 +65,11 @@ def ask(child, text, limit_s=20.0):
     return child.receive(limit_s)
 
 
+@pytest.mark.parametrize("limit_s", [3e6, 1e15, float("inf")])
+def test_a_limit_of_months_or_without_end_is_one(start, limit_s):
+    assert ask(start(), b"hello", limit_s) == (b"E", b"hello")
+
+
 def test_messages_of_any_size_come_back_whole(start):
     child = start()
     for size in (0, 1, 9, 70_000, 5_000_001):
