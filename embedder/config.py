@@ -214,7 +214,7 @@ class RunConfig(ConfigSection):
     )
     batch_size: int | Literal["auto"] = Field("auto", description="rows of a stage's batches")
     rows_per_part: int = Field(512, ge=1, description="rows of one part file; also the step of progress")
-    segment_s: float = Field(5.0, gt=0, description="length of one video segment, in seconds")
+    segment_s: float = Field(5.0, gt=0, allow_inf_nan=False, description="length of one video segment, in seconds")
     frames_per_segment: int = Field(
         4,
         ge=1,

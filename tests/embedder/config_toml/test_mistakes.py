@@ -152,7 +152,8 @@ WRONG_UNITS = {
 BROKEN_RULES = {
     "num_stages = 0": ", line 1: num_stages = 0: must be at least 1",
     "segment_s = -1": ", line 1: segment_s = -1: must be more than 0 seconds",
-    "segment_s = nan": ", line 1: segment_s = nan: must be more than 0 seconds",
+    "segment_s = nan": ", line 1: segment_s = nan: must be a finite number; write one",
+    "segment_s = inf": ", line 1: segment_s = inf: must be a finite number; write one",
     "[prices]\nL4 = -1": ", line 2: prices.L4 = -1: must be at least 0",
     "[decode]\nitems_per_task = 0": ", line 2: decode.items_per_task = 0: must be at least 1",
     "batch_size = 0": ', line 1: batch_size = 0: write "auto" or a number of rows from 1 up',
