@@ -108,11 +108,12 @@ def add_command(to: typer.Typer, name: str, found: Any) -> None:
 
 
 def add_plugins(to: typer.Typer, points: Mapping[str, EntryPoint]) -> None:
-    """Add the commands of plug-ins by name; one that can't be imported is left out, with a warning."""
+    """Add the commands of plug-ins by name; one that can't be imported or made is left out, with a warning."""
     for name, point in points.items():
         try:
-            found = point.load()
-        except Exception as error:  # noqa: BLE001 - another package's code: whatever it raises, the other commands work
+            add_command(alone := typer.Typer(), name, found := point.load())
+            typer.main.get_command(alone)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - another package's code: whatever it raises, the other commands work
             LOG.warning("command %s (%s) can't be loaded: %s; reinstall its package", name, point.value, error)
         else:
             add_command(to, name, found)

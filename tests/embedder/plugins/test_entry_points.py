@@ -58,13 +58,19 @@ def test_a_command_that_breaks_costs_a_warning_and_no_other_command(tmp_path):
     metadata = tmp_path / "broken-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[embedder.commands]\nbroken = broken:main\nserve = broken:serve\n")
+    points = ("broken = broken:main", "serve = broken:serve", "ends = ends:main", "odd = odd:take", "none = odd:N")
+    (metadata / "entry_points.txt").write_text("\n".join(("[embedder.commands]", *points)))
     (tmp_path / "broken.py").write_text("raise RuntimeError('out of order')\n")
+    (tmp_path / "ends.py").write_text("raise SystemExit(7)\n")
+    (tmp_path / "odd.py").write_text("N = 3\ndef take(x: 'Unknown'): ...\n")
     own = run("config", "--help", path=[tmp_path])
     assert own.returncode == 0 and "broken" not in own.stderr, "a command imports no other"
     done = run("--help", path=[tmp_path])
     assert done.returncode == 0 and "config" in done.stdout
     assert "command broken (broken:main) can't be loaded: out of order; reinstall its package" in done.stderr
+    assert {"command ends (ends:main)", "command odd (odd:take)", "command none (odd:N)"} <= {
+        line.partition(" can't be loaded")[0] for line in done.stderr.splitlines()
+    }
     assert "serve" in done.stderr and "has the name already" in done.stderr
 
 
