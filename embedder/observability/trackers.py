@@ -142,13 +142,21 @@ class ThreadedTracker(Tracker):
             try:
                 call()
             except Exception as error:  # noqa: BLE001 - a tracker fails no run, whatever its client raises
-                self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+                self._give_up(_describe(error))
 
     def _give_up(self, reason: str) -> None:
         with self._lock:
             is_first, self._is_given_up = not self._is_given_up, True
         if is_first:
-            LOG.warning(mask(f"tracker {self._where}: given up for this run ({reason}); the run goes on without it"))
+            _warn(self._where, reason)
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _warn(where: str, reason: str) -> None:
+    LOG.warning(mask(f"tracker {where}: given up for this run ({reason}); the run goes on without it"))
 
 
 @contextmanager
@@ -162,8 +170,12 @@ def track_run(config: TrackerConfig | None, where: str) -> Iterator[Tracker]:
         return
     if config.kind in EXTRAS:
         require(config.kind, f"{where} with [tracker]")
-    client = load_plugin(TRACKERS, config.kind, "[tracker] kind")(config)
-    tracker = ThreadedTracker(client, f"{config.kind} {config.uri or ''}".strip())
+    kind, name = load_plugin(TRACKERS, config.kind, "[tracker] kind"), f"{config.kind} {config.uri or ''}".strip()
+    try:
+        tracker: Tracker = ThreadedTracker(kind(config), name)
+    except Exception as error:  # noqa: BLE001 - of a client that can't be made, as of one that fails
+        _warn(name, _describe(error))
+        tracker = Tracker()
     try:
         yield tracker
     finally:

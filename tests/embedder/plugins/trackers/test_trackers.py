@@ -85,6 +85,14 @@ def test_calls_reach_the_client_in_order_and_the_end_is_waited_for():
     assert told == ["id-1"]
 
 
+def test_a_client_that_cannot_be_made_costs_one_warning(caplog, monkeypatch):
+    monkeypatch.setattr(trackers, "load_plugin", lambda *_: lambda config: Path(config.options["path"]))
+    with track_run(TrackerConfig(kind="wandb", options={}), "embed") as tracker:
+        tracker.begin("run", {}, {})
+    (warning,) = warnings_of(caplog)
+    assert "tracker wandb: given up for this run (KeyError: 'path')" in warning
+
+
 @pytest.mark.parametrize("fails_at", [0, 1, 2])
 def test_a_client_that_fails_costs_one_warning_and_is_called_no_more(caplog, fails_at):
     client = Notes(fails_at=fails_at)
