@@ -74,7 +74,7 @@ def load_plugin(group: str, name: str, where: str) -> Any:
         )
     try:
         return known[name].load()
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:  # another package's code
         raise ConfigError(
             f"{where}: {name} ({known[name].value}) can't be loaded: {error}; reinstall its package"
         ) from error

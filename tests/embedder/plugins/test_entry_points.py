@@ -6,13 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import samples
 
 import embedder
-from embedder.entry_points import GROUPS, OWN_FILE, find_plugins
+from embedder import entry_points
+from embedder.entry_points import GROUPS, OWN_FILE, TRACKERS, find_plugins, load_plugin
+from embedder.errors import ConfigError
 
 ROOT = Path(embedder.__file__).parents[1]
 PAGE = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
@@ -72,6 +75,17 @@ def test_a_command_that_breaks_costs_a_warning_and_no_other_command(tmp_path):
         line.partition(" can't be loaded")[0] for line in done.stderr.splitlines()
     }
     assert "serve" in done.stderr and "has the name already" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError('out of order')", "import no_such_package", "1 +", "exit(7)"])
+def test_a_tracker_that_cannot_be_imported_is_told_in_a_line(tmp_path, monkeypatch, text):
+    (tmp_path / "broken_tracker.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_tracker", raising=False)
+    point = EntryPoint("broken", "broken_tracker:Tracker", TRACKERS)
+    monkeypatch.setattr(entry_points, "find_plugins", lambda group: {"broken": point})
+    with pytest.raises(ConfigError, match=r"^here: broken \(broken_tracker:Tracker\) can't be loaded: .+; reinstall"):
+        load_plugin(TRACKERS, "broken", "here")
 
 
 def test_a_tracker_and_a_kind_of_model_of_another_package_take_part_in_a_run(installed, tiny_model, tmp_path):
