@@ -256,7 +256,7 @@ def answering(address: str | None, metrics: LiveMetrics) -> Iterator[int | None]
     registry.register(cast("Collector", metrics))
     try:
         server, thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
-    except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
+    except (OSError, OverflowError, UnicodeError) as error:  # of a port above 65535, of a host that can be no name
         reason = getattr(error, "strerror", None) or error
         LOG.warning(f"metrics_address {address}: can't be listened on ({reason}); choose another port")
         yield None

@@ -198,6 +198,13 @@ def test_a_port_that_is_taken_is_told_and_fails_nothing(make_run, tmp_path, said
     assert any(f"metrics_address {address}: can't be listened on (Address already in use)" in line for line in said)
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+def test_a_host_that_can_be_no_name_is_told_and_fails_nothing(host, said):
+    with answering(f"{host}:9477", LiveMetrics(None, "embed", 0.0)) as port:
+        assert port is None
+    assert any("can't be listened on" in line for line in said)
+
+
 def test_a_run_that_fails_leaves_no_server(make_run, tmp_path, said):
     with pytest.raises(RunFailedError), observe_run(make_run(tmp_path, metrics_address=":0").observing, "embed"):
         raise RunFailedError("the guard")
