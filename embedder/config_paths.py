@@ -10,10 +10,11 @@ from typing import Any
 from embedder.errors import ConfigError
 
 RESULTS = ("store", "out")
-LOGS = ("log_file", "runs_file", "metrics_file", "traces")
+LOGS = ("log_file", "runs_file", "metrics_file", "traces", "tracker.folder")
 PATHS = {
     *RESULTS, *LOGS, "model", "plan", "tokenizer", "model.uri", "model.plan", "model.extra_files",
-    "model.inputs.tokenizer", "step.extra_files", "source.path", "join.path", "teacher.store", "teacher.model",
+    "model.inputs.tokenizer", "step.extra_files", "source.path", "join.path", "serve.reranker", "teacher.store",
+    "teacher.model",
 }  # fmt: skip
 """Keys that hold paths, without indexes of list entries."""
 
@@ -89,7 +90,7 @@ def _follow(value: str, key: str, folder: Path, file: Path) -> str:
             f"file, and nothing is there; there is {here}, below the working directory: write that path in full, or "
             + ("name another to make a new one" if key in RESULTS else "move it beside the file")
         )
-    return value if key in ("model", "teacher.model") and _HUB_ID.fullmatch(value) else followed
+    return value if key in ("model", "serve.reranker", "teacher.model") and _HUB_ID.fullmatch(value) else followed
 
 
 def _is_there(path: str) -> bool:

@@ -15,13 +15,15 @@ runs_file = "runs.jsonl"
 metrics_file = "../metrics/run.prom"
 source = [{name = "a", path = "photos"}, {name = "b", path = "photos/*/{a,b}.jpg"}]
 on_failure = {command = ["bin/page.sh", "ops/team"]}
+serve = {reranker = "models/ranks"}
+tracker = {kind = "wandb", folder = "logs/wandb"}
 """
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A folder with a configuration and all that it names; the command is run from somewhere else."""
-    for folder in ("project/models/mine", "project/photos", "project/bin", "elsewhere"):
+    for folder in ("project/models/mine", "project/models/ranks", "project/photos", "project/bin", "elsewhere"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "project" / "plan.json").touch()
     (tmp_path / "project" / "run.toml").write_text(RUN)
@@ -41,6 +43,7 @@ def test_each_path_in_a_file_follows_the_file(project, name, monkeypatch):
     }
     assert [source.path for source in found.source] == [f"{project}/photos", f"{project}/photos/*/{{a,b}}.jpg"]
     assert found.on_failure.command == (f"{project}/bin/page.sh", "ops/team")
+    assert (found.serve.reranker, found.tracker.folder) == (f"{project}/models/ranks", f"{project}/logs/wandb")
     monkeypatch.chdir("/")
     if name == "absolute":
         assert load_config(names[name]) == found, "from wherever the command is run"
