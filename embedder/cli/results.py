@@ -1,6 +1,7 @@
 """Result of a command, printed for a person or as one line of JSON; tables in the style of all commands."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from embedder.cli.terminal import Terminal
+from embedder.errors import RunFailedError
 
 PIPE_WIDTH = 250  # characters; in a file or a pipe, tables are not folded to a screen's width
 
@@ -29,7 +31,20 @@ class Result:
 
 
 def print_result(as_json: bool, result: Result) -> None:
-    """Print the result for a person, or as one line of JSON."""
+    """Print the result for a person, or as one line of JSON; RunFailedError if that can't be written."""
+    try:
+        _write_result(as_json, result)
+        sys.stdout.flush()
+    except BrokenPipeError:  # of a reader who has seen enough
+        raise
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - else Python tells at its end, too, what it can't write
+        raise RunFailedError(
+            f"standard output can't be written ({error.strerror}); what the command did is done"
+        ) from None
+
+
+def _write_result(as_json: bool, result: Result) -> None:
     if as_json:
         sys.stdout.write(json_line(result.data))
         return

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,3 +161,14 @@ def test_closed_standard_streams_change_no_exit_code(words):
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "embedder"]
     done = subprocess.run([*closed, *words], timeout=120, check=False)
     assert done.returncode == (2 if "none.toml" in words else 0)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("words", [["config"], ["config", "--json"]])
+def test_a_full_disk_behind_standard_output_is_told_in_a_line(words, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "embedder", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    line = "embedder: standard output can't be written (No space left on device); what the command did is done\n"
+    assert (done.returncode, done.stderr) == (1, line)
