@@ -1,6 +1,7 @@
 """Clients of MLflow and of Weights & Biases, called by a tracker's thread; no other module imports these packages."""
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 """Settings of MLflow's client unless the environment has them: it would retry for minutes, and report its usage."""
+
+_REFUSED = re.compile(r"[^\w/.:\- ]")  # of names, by MLflow
 
 
 class MlflowClient:
@@ -55,7 +58,8 @@ class MlflowClient:
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log values, with the current time."""
         make, now_ms = import_module("mlflow.entities").Metric, int(time.time() * 1000)
-        self._client.log_batch(self._run_id, metrics=[make(key, value, now_ms, step) for key, value in values.items()])
+        metrics = [make(_name(key), value, now_ms, step) for key, value in values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
 
     def add_files(self, files: Mapping[str, bytes]) -> None:
         """Add files as artifacts."""
@@ -117,4 +121,9 @@ def _write_file(folder: Path, name: str, content: bytes) -> Path:
 
 
 def _short(values: Mapping[str, str]) -> dict[str, str]:
-    return {key: value[:MAX_CHARACTERS] for key, value in values.items()}
+    return {_name(key): value[:MAX_CHARACTERS] for key, value in values.items()}
+
+
+def _name(key: str) -> str:
+    """Return the name of a figure or a setting as MLflow takes it; one other name would cost the whole call."""
+    return _REFUSED.sub("_", key)

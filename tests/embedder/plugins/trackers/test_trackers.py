@@ -12,6 +12,7 @@ import time
 import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import samples
@@ -153,6 +154,18 @@ def test_parameters_are_what_was_set_without_secrets(monkeypatch):
 def test_a_section_that_makes_no_sense_is_refused(values, found):
     with pytest.raises(ValueError, match=found):
         TrackerConfig(**values)
+
+
+def test_mlflow_gets_names_that_it_takes(monkeypatch):
+    validation = pytest.importorskip("mlflow.utils.validation", reason="the extra `mlflow` is not installed")
+    client, logged = clients.MlflowClient(TrackerConfig(kind="mlflow", uri="sqlite:///a")), []
+    client._client = SimpleNamespace(log_batch=lambda run_id, metrics: logged.extend(each.key for each in metrics))
+    names = ["metric/own.R@1", "metric/own.top 5 (%)", "metric/own.größe", "run/seconds of stage 0", "prices.A100:80GB"]
+    client.log(dict.fromkeys(names, 1.0), 3)
+    assert logged == ["metric/own.R_1", "metric/own.top 5 ___", *names[2:]]
+    assert [*clients._short({"prices.L4 (spot)": "x" * 501})] == ["prices.L4 _spot_"]
+    for name in logged:
+        validation._validate_metric_name(name)
 
 
 def test_a_missing_package_is_told_before_the_run(monkeypatch):
