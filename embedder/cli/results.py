@@ -12,6 +12,7 @@ from rich.table import Table
 
 from embedder.cli.terminal import Terminal
 from embedder.errors import RunFailedError
+from embedder.storage.printable import plain_json
 
 PIPE_WIDTH = 250  # characters; in a file or a pipe, tables are not folded to a screen's width
 
@@ -54,13 +55,9 @@ def _write_result(as_json: bool, result: Result) -> None:
 
 
 def json_line(data: dict[str, Any]) -> str:
-    """Return one line of ASCII without control characters that preserves every string."""
+    """Return one line of ASCII without control characters that preserves every string; NaN and infinity are null."""
     # JSON may leave DEL as it is, and `json.dumps` does.
-    return json.dumps(data, default=_plain).replace("\x7f", r"\u007f") + "\n"
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return json.dumps(plain_json(data)).replace("\x7f", r"\u007f") + "\n"
 
 
 def new_table(*columns: str, left: Collection[str] | None = None, rows: Iterable[Sequence[str]] = ()) -> Table:

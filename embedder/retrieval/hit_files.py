@@ -1,10 +1,8 @@
 """Hits as an Arrow table and as files: CSV, Parquet or JSON lines, and copies of the files that were found."""
 
-import base64
 import csv
 import io
 import json
-import math
 import re
 import secrets
 import shutil
@@ -25,7 +23,7 @@ from embedder.sources.file_names import MEDIA_SUFFIXES
 from embedder.storage.atomic_write import atomic_write
 from embedder.storage.item_error import ItemError
 from embedder.storage.output_file import check_output_file, check_parent_folder
-from embedder.storage.printable import printable, readable
+from embedder.storage.printable import plain_json, printable, readable
 from embedder.storage.web_address import shown_uri
 
 SEGMENTS = pa.list_(pa.struct({"start_s": pa.float64(), "end_s": pa.float64(), "score": pa.float64()}))
@@ -273,7 +271,7 @@ def _write_csv(table: pa.Table, file: BinaryIO) -> None:
 
 def _write_json_lines(table: pa.Table, file: BinaryIO) -> None:
     for row in _rows(table):
-        file.write(json.dumps({name: _plain(value) for name, value in row.items()}, ensure_ascii=False).encode())
+        file.write(json.dumps(plain_json(row), ensure_ascii=False).encode())
         file.write(b"\n")
 
 
@@ -298,7 +296,7 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 def _cell(value: Any) -> Any:
     """Convert a value for a CSV file: numbers as they are, text so that it is not a formula."""
-    value = _plain(value)
+    value = plain_json(value)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     return _no_formula(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
@@ -307,18 +305,3 @@ def _cell(value: Any) -> Any:
 def _no_formula(text: str) -> str:
     """Put an apostrophe before a text that a spreadsheet would evaluate or run."""
     return f"'{text}" if _FORMULA.match(text) else text
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON: bytes to Base64, times to ISO 8601, NaN and infinity to null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value.isoformat() if hasattr(value, "isoformat") else readable(str(value))

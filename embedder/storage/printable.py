@@ -1,6 +1,9 @@
 r"""Text made visible for display: control and invisible characters become escapes (`\x1b`, `\u202e`)."""
 
+import base64
+import math
 import re
+from typing import Any
 
 # Unicode categories Cc, Cs, Zl, Zp, and Cf except the Arabic and Kaithi signs that are drawn around digits.
 _UNSEEN = (
@@ -70,3 +73,18 @@ def readable(name: str) -> str:
         return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:  # lone surrogates that represent no byte, as JSON can contain them
         return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def plain_json(value: Any) -> Any:
+    """Convert a value to JSON: bytes to Base64, times to ISO 8601, NaN and infinity to null, others to text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {name: plain_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(each) for each in value]
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
