@@ -141,7 +141,7 @@ class RowMetadata:
             {name: row[name] for name in OWN}
             | {"carryover": {name: row[name] for name in carried}}
             | {"medium": {name: row[name] for name in medium if row[name] not in (None, [])}}
-            for row in self.take(rows, [*OWN, *carried, *medium]).to_pylist()
+            for row in to_rows(self.take(rows, [*OWN, *carried, *medium]))
         ]
 
     def texts(self, column: str, rows: Rows) -> list[str | None]:
@@ -217,6 +217,23 @@ class EmbeddedFiles:
         pieces = (with_nulls(piece, schema).select(ITEM_FILE) for piece in table.pieces(list(ITEM_FILE)))
         gathered = GatheredRows(in_memory_or_mapped(pieces, schema))
         return gathered, IdRows(gathered.table["item_id"])
+
+
+def to_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows as dictionaries, each value as `to_value` gives it."""
+    try:
+        return table.to_pylist()  # type: ignore[no-any-return]
+    except OverflowError:
+        columns = [[to_value(each) for each in column] for column in table.columns]
+        return [dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def to_value(scalar: pa.Scalar) -> Any:
+    """Return a value of a column as Python's; None for a time beyond the years 1 to 9999, of which Python has none."""
+    try:
+        return scalar.as_py()
+    except OverflowError:
+        return None
 
 
 def without_dictionaries(rows: pa.Table) -> pa.Table:

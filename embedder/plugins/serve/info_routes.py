@@ -27,6 +27,7 @@ from embedder.plugins.serve.openapi import errors_of
 from embedder.plugins.serve.serve_errors import RequestError, busy, mistake
 from embedder.plugins.serve.served_publication import ServedPublication, error_without_place
 from embedder.plugins.serve.service import Service
+from embedder.retrieval.row_metadata import to_rows, to_value
 from embedder.store.publish.reject_codes import reject_code
 
 router = APIRouter(tags=["store and server"])
@@ -264,8 +265,8 @@ def describe_column(name: str, column: pa.ChunkedArray) -> dict[str, Any] | None
     if kind == "list":
         return described | {"values": _values(pc.list_flatten(column)), "min": None, "max": None}
     is_range = kind in ("number", "time")
-    bounds = pc.min_max(column).as_py() if is_range and len(column) > column.null_count else {"min": None, "max": None}
-    return described | {"values": _values(column)} | {end: _plain(bounds[end]) for end in ("min", "max")}
+    bounds = pc.min_max(column) if is_range and len(column) > column.null_count else {"min": pa.NA, "max": pa.NA}
+    return described | {"values": _values(column)} | {end: _plain(to_value(bounds[end])) for end in ("min", "max")}
 
 
 def _kind(kind: pa.DataType) -> str | None:
@@ -299,7 +300,8 @@ def _values(column: pa.ChunkedArray) -> list[dict[str, Any]] | None:
     for part in (column.slice(0, SAMPLE_ROWS), column):
         if pc.count_distinct(part, mode="only_valid").as_py() > MAX_DISTINCT:
             return None
-    counts = pc.value_counts(column.drop_null()).to_pylist()
+    counted = to_rows(pa.Table.from_struct_array(pc.value_counts(column.drop_null())))
+    counts = [each for each in counted if each["values"] is not None]
     counts.sort(key=lambda each: (-each["counts"], each["values"]))
     if _kind(column.type) in ("number", "time") and len(counts) > MAX_VALUES:
         return None

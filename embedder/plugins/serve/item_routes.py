@@ -29,6 +29,7 @@ from embedder.plugins.serve.thumbnails import CONTENT_TYPE, Frame
 from embedder.retrieval.cities import nearest_city
 from embedder.retrieval.hit_files import file_name
 from embedder.retrieval.queries import SearchOptions
+from embedder.retrieval.row_metadata import to_rows
 from embedder.sources.listing_schema import shown_modified
 from embedder.storage.web_address import shown_uri
 
@@ -197,7 +198,7 @@ async def _find_row(
 
     def read() -> Any:
         row = publication.segment_row(unquote(item_id), segment)
-        return publication.store.searcher.snapshot.metadata.take(np.array([row])).to_pylist()[0]
+        return to_rows(publication.store.searcher.snapshot.metadata.take(np.array([row])))[0]
 
     return service, publication, await service.lookups.run(read)
 
@@ -209,7 +210,7 @@ def _describe(
     if row is None:
         raise no_item(item_id, publication.version)
     metadata = publication.store.searcher.snapshot.metadata
-    segments = metadata.take(publication.rows_of(item_id)).to_pylist()
+    segments = to_rows(metadata.take(publication.rows_of(item_id)))
     segments.sort(key=lambda each: each["segment"])
     if segment is not None:
         publication.segment_row(item_id, segment)

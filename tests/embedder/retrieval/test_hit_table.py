@@ -60,6 +60,15 @@ def test_a_carried_column_with_the_name_of_another_is_kept_under_its_own(store):
     assert table["carryover.score"].to_pylist() == [1.0, 1.0]
 
 
+def test_a_time_that_python_has_none_of_is_null_and_ends_no_search(tmp_path):
+    far = pa.array([1 << 62, 0], pa.timestamp("us", "UTC"))
+    days = pa.array([[2_932_897], [0]], pa.list_(pa.date32()))
+    hits = searchable(tmp_path / "s", picture("a", 0), picture("b", 10), far=far, days=days).search(QUERY)
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    assert [hit.carryover for hit in hits] == [{"far": None, "days": None}, {"far": epoch, "days": [epoch.date()]}]
+    assert hits.to_arrow().schema.field("far").type == far.type
+
+
 def test_no_hits_are_a_table_of_the_same_columns(store):
     nothing = store.search(QUERY, k=4, where="item_id = 'none'").to_arrow()
     assert nothing.num_rows == 0

@@ -114,6 +114,12 @@ def test_facets_tell_of_files_and_of_the_elements_of_lists():
     assert describe_column("numbers", pa.chunked_array([[[1, 2]]])) is None
 
 
+def test_facets_of_times_leave_out_those_that_python_has_none_of():
+    found = describe_column("far", pa.chunked_array([pa.array([1 << 62, 0, None], pa.timestamp("us"))]))
+    assert (found["min"].year, found["max"], found["num_null"]) == (1970, None, 1)
+    assert [(each["value"].year, each["count"]) for each in found["values"]] == [(1970, 1)]
+
+
 def test_folders_are_cut_where_they_are_too_many(monkeypatch):
     column = pa.chunked_array([["a/b/c", "a/b/d", "a", "", "e/f", "e/f"]])
     assert folder_values(column) == [
