@@ -153,7 +153,8 @@ class Index:
 
     def _as_queries(self, queries: Any) -> Floats:
         if isinstance(queries, np.ndarray) and queries.dtype.kind == "f":
-            queries = np.ascontiguousarray(queries, dtype=np.float32)
+            with np.errstate(over="ignore"):
+                queries = np.ascontiguousarray(queries, dtype=np.float32)
         check_vectors(queries, "queries", dim=self.manifest.dim)
         return queries  # type: ignore[no-any-return]  # check_vectors proved it
 

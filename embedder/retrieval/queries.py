@@ -396,4 +396,5 @@ def _vectors(values: Any) -> QueryBatch:
         values = np.asarray(values, object)
     if values.ndim not in (1, 2) or values.dtype.kind not in "fiu" or values.dtype == np.uint8:
         raise RetrievalError(f"query: found {values.dtype} of shape {values.shape}; {VECTOR_RULE}, and {ARRAY_RULE}")
-    return QueryBatch("vector", np.atleast_2d(values.astype(np.float32)), values.ndim == 1)
+    with np.errstate(over="ignore"):  # what float32 has no number for is refused as not finite
+        return QueryBatch("vector", np.atleast_2d(values.astype(np.float32)), values.ndim == 1)

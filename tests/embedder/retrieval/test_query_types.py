@@ -123,5 +123,8 @@ def test_a_store_answers_vectors_of_every_form(tmp_path):
     for query in (QUERY.tolist(), QUERY.astype(np.float64), [1, 0]):
         assert ids(store.search(query, 2)) == expected
     assert [ids(hits) for hits in store.search([QUERY, QUERY], 2)] == [expected] * 2
+    for search in (store.search, store.searcher.snapshot.vectors.search):  # a warning would be an error
+        with np.errstate(over="raise"), pytest.raises(RetrievalError, match="every value must be finite"):
+            search(np.array([[1e300, 0.0]]), 2)
     with pytest.raises(ConfigError, match="uint8"):
         store.search(image=np.ones((4, 4, 3)))
