@@ -29,7 +29,7 @@ from embedder.plugins.evaluate.comparison_report import (
 )
 from embedder.plugins.evaluate.exact import Ints, RelevantPairs, right_rows, search_exactly
 from embedder.plugins.evaluate.published_images import ImageTable
-from embedder.plugins.evaluate.query_sets import QuerySet, file_query_set, own_captions, read_query_file
+from embedder.plugins.evaluate.query_sets import QuerySet, check_counts, file_query_set, own_captions, read_query_file
 from embedder.plugins.evaluate.sides import describe_side, open_side
 from embedder.quantities import plural
 from embedder.retrieval.paired import (
@@ -78,6 +78,10 @@ class CompareOptions:
     rule: CompareConfig = field(default_factory=CompareConfig)
     servables: "Sequence[Servable | Mapping[str, Any]]" = ()
     allow_store_code: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a number of queries below 1."""
+        check_counts(num_queries=self.num_queries)
 
 
 @dataclass(frozen=True)

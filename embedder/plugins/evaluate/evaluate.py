@@ -35,6 +35,7 @@ from embedder.plugins.evaluate.query_sets import (
     ONE_TOWER,
     OWN_CAPTIONS,
     QuerySet,
+    check_counts,
     file_query_set,
     own_captions,
     read_query_file,
@@ -84,6 +85,10 @@ class EvaluationOptions:
     rerank: int | None = None
     reranker: Stage | None = None
     rerank_timeout_s: float = SearchOptions().rerank_timeout_s
+
+    def __post_init__(self) -> None:
+        """Refuse numbers of hits and queries below 1."""
+        check_counts(k=self.k, num_queries=self.num_queries)
 
     @property
     def ks(self) -> list[int]:

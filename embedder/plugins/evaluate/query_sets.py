@@ -8,13 +8,14 @@ what was shown, from which `embedder.plugins.evaluate.clicks` estimates the grad
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.errors import ConfigError, StoreError
+from embedder.errors import ConfigError, StoreError, check_argument
 from embedder.plugins.evaluate.clicks import grades_of_clicks
 from embedder.plugins.evaluate.exact import Ints
 from embedder.plugins.evaluate.published_images import ImageTable
@@ -60,6 +61,15 @@ class QuerySet:
     groups: list[str] | None
     num_unknown: int = 0
     gains: list[float] | None = None
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raise `ArgumentTypeError` or `ConfigError` unless each count, by its name, is a whole number above 0, or None."""
+    for name, count in counts.items():
+        if count is not None:
+            check_argument(name, count, Integral, "a whole number, as 10")
+            if count < 1:
+                raise ConfigError(f"{name} is {count}; give a whole number above 0, as 10")
 
 
 def own_captions(store: Store, num_queries: int, group: str | None = None) -> QuerySet:

@@ -18,6 +18,7 @@ from embedder.cli import app
 from embedder.config import RunConfig
 from embedder.errors import ConfigError, EmbedderError, StoreError
 from embedder.observability import trackers
+from embedder.plugins.evaluate.compare import CompareOptions
 from embedder.plugins.evaluate.evaluate import EvaluationOptions, evaluate, evaluate_tracked
 from embedder.plugins.evaluate.evaluate_command import evaluation_parts, save_evaluation
 from embedder.plugins.evaluate.evaluate_report import Evaluation
@@ -284,6 +285,17 @@ def test_an_empty_file_is_refused(make_store, tmp_path, name, content):
     (tmp_path / name).write_text(content)
     with pytest.raises(EmbedderError, match=rf"{name}: (it holds no query|the file is empty|there is no column)"):
         run(make_store(pictures(), kind=None), queries=str(tmp_path / name))
+
+
+def test_numbers_of_hits_and_queries_below_one_are_refused_as_by_the_command():
+    for options in (EvaluationOptions, CompareOptions):
+        for number in (0, -5):
+            with pytest.raises(ConfigError, match=f"^num_queries is {number}; give a whole number above 0"):
+                options(num_queries=number)
+        with pytest.raises(TypeError, match="num_queries: found float"):
+            options(num_queries=2.5)
+    with pytest.raises(ConfigError, match="^k is 0;"):
+        EvaluationOptions(k=0)
 
 
 def test_other_mistakes_are_named(make_store, tmp_path):
