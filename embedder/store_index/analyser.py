@@ -4,8 +4,8 @@ Captions are cut into tokens by Unicode's character categories, in Arrow (RE2). 
 over all captions each distinct token is processed once:
 
 - `unicode`: ignores case, accents, vowel signs of Arabic and Hebrew, and forms of characters (NFKD, case folding,
-NFKC). Emoji and other symbols are terms. Scripts without spaces between words (Chinese, Japanese, Korean, Thai, Lao,
-Khmer, Burmese) give each character and each pair of neighbours; a query uses the pairs.
+NFKC, variants, soft hyphens). Emoji and other symbols are terms. Scripts without spaces between words (Chinese,
+Japanese, Korean, Thai, Lao, Khmer, Burmese) give each character and each pair of neighbours; a query uses the pairs.
 - a language, such as `english`: the same, and words are compared by their stems (Snowball stemmers of PyStemmer).
 
 Source: the bigrams are those of Lucene's CJKBigramFilter.
@@ -23,16 +23,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 UNICODE = "unicode"
-RULES = 1
+RULES = 2
 """Version of these rules; an index made by other rules is rebuilt."""
 
 Terms = np.ndarray[Any, np.dtype[np.uint64]]
 """Hashes of terms; among ten million terms, the probability that any two collide is 3 in a million."""
 
-_BETWEEN = r"[^\p{L}\p{M}\p{N}\p{So}]+"
+_BETWEEN = r"[^\p{L}\p{M}\p{N}\p{So}\x{ad}]+"
+_UNSEEN = re.compile("[\u00ad\ufe00-\ufe0f\U000e0100-\U000e01ef]+")  # soft hyphens, and selectors of a variant
 _ASCII_TOKEN = re.compile("[A-Za-z0-9]+")  # the ASCII that this leaves
-# Accents, enclosing marks, variation selectors; Hebrew points, Arabic vowels and the elongation line.
-_MARKS = re.compile("[\u0300-\u036f\u20d0-\u20ff\ufe00-\ufe0f\u0591-\u05bd\u05bf-\u05c7\u0640\u064b-\u065f\u0670]+")
+# Accents, enclosing marks; Hebrew points, Arabic vowels and the elongation line.
+_MARKS = re.compile("[\u0300-\u036f\u20d0-\u20ff\u0591-\u05bd\u05bf-\u05c7\u0640\u064b-\u065f\u0670]+")
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3040-\u318f"
     "\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -89,6 +90,7 @@ def hash_term(term: str) -> int:
 def _terms(token: str, stem: Callable[[str], str], *, is_query: bool) -> list[str]:
     if token.isascii():
         return [stem(token.lower())] if token else []
+    token = _UNSEEN.sub("", token)
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", token).casefold())
     found: list[str] = []
     for kind, characters in groupby(text, _kind):
