@@ -46,6 +46,7 @@ _SMALL_CODES_FACTORS = (4, 16, 64)  # the same for codes of a few bits per dimen
 _DISK_READ_MS = 0.015
 
 _PROJECTED = re.compile(r"(LeanVec|First)(\d+),")
+_TOO_SMALL = re.compile(r"(?<!\d)0+(?!\d)|HNSW0*1(?!\d)")  # FAISS divides by it, aborts or goes on for ever
 _LISTS = re.compile(r"IVF(\d+)")
 _SMALL_CODES = re.compile(r"PQ|RaBitQ")
 _PARTS_FACTORY = re.compile(r"IVF\d+,PQ(\d+)x4fs")
@@ -192,6 +193,8 @@ def parse_design(text: str) -> Design:
     rest, projection, rerank, first = text.strip(), None, None, False
     if rest.lower() in KINDS and rest not in KINDS and rest != "Flat":
         raise RetrievalError(f"index kind {text!r} is unknown; kinds are written in lower case: {rest.lower()!r}")
+    if _TOO_SMALL.search(rest):
+        raise RetrievalError(f"index kind {text!r}: a number of it is too small; write 1 or more, after HNSW 2 or more")
     if found := _PROJECTED.match(rest):
         first, projection, rest = found.group(1) == "First", int(found.group(2)), rest[found.end() :]
     if found := re.search(r",Disk\((\w+)\)$", rest):
@@ -200,7 +203,7 @@ def parse_design(text: str) -> Design:
         return _design_in_parts(text, found.group(1), found.group(2), projection, on_disk=False)
     if found := re.search(r",(?:Refine\((\w+)\)|RFlat)$", rest):
         rerank, rest = found.group(1) or "Flat", rest[: found.start()]
-    if not re.search(r"Flat|HNSW|IVF|SQ|PQ|RaBitQ", rest) or re.search("LeanVec|First", rest) or projection == 0:
+    if not re.search(r"Flat|HNSW|IVF|SQ|PQ|RaBitQ", rest) or re.search("LeanVec|First", rest):
         raise RetrievalError(
             f"index kind {text!r} is unknown; write auto, flat, hnsw or ivf, or a design as FAISS's index_factory "
             "reads it, such as LeanVec64,HNSW32,Flat,Refine(SQfp16)"

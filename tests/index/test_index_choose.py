@@ -124,9 +124,27 @@ def test_scores_that_are_no_cosines_are_scored_again(text: str, design: Design) 
     assert parse_design(text) == design
 
 
-@pytest.mark.parametrize("text", ["annoy", "", "LeanVec0,Flat", "LeanVec,HNSW", "First,Flat"])
+@pytest.mark.parametrize("text", ["annoy", "", "LeanVec,HNSW", "First,Flat"])
 def test_an_unknown_design_is_refused(text: str) -> None:
     with pytest.raises(RetrievalError, match="is unknown; write auto, flat, hnsw or ivf"):
+        parse_design(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "LeanVec0,Flat",
+        "HNSW0,Flat",
+        "HNSW1,Flat",
+        "IVF64_HNSW1,Flat",
+        "NSG0,Flat",
+        "PQ4x0",
+        "IVF0,PQ4x4fs,Disk(SQ8)",
+        "IVF8,Flat,Refine(HNSW0)",
+    ],
+)
+def test_numbers_with_which_faiss_ends_the_process_are_refused(text: str) -> None:
+    with pytest.raises(RetrievalError, match="a number of it is too small; write 1 or more, after HNSW 2 or more"):
         parse_design(text)
 
 
