@@ -22,7 +22,7 @@ from embedder.sources.fetch import Fetcher
 from embedder.sources.file_names import MEDIA_SUFFIXES
 from embedder.storage.atomic_write import atomic_write
 from embedder.storage.item_error import ItemError
-from embedder.storage.output_file import check_output_file, check_parent_folder
+from embedder.storage.output_file import check_output_file, check_parent_folder, unreachable_refused
 from embedder.storage.printable import plain_json, printable, readable
 from embedder.storage.web_address import shown_uri
 
@@ -173,16 +173,17 @@ def check_copy_folder(folder: Path) -> None:
     if folder.name in ("", ".."):
         raise ConfigError(f"copies {folder}: it is where the command runs, or above it; name a new folder")
     check_parent_folder(folder, "copies")
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ConfigError(f"copies {folder}: it is no folder; name a new one")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"copies {folder}: it holds files already, and none is replaced; name a new folder")
+    with unreachable_refused(folder, "copies"):
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise ConfigError(f"copies {folder}: it is no folder; name a new one")
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(f"copies {folder}: it holds files already, and none is replaced; name a new folder")
 
 
 @contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which is renamed to `folder` if the block succeeds, else removed."""
-    stage = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(4)}.tmp"
+    stage = folder.parent / f".{folder.name[:50]}.{secrets.token_hex(4)}.tmp"
     stage.mkdir()
     try:
         yield stage

@@ -16,7 +16,8 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     own temporary file, so processes that write the same file replace each other's and never mix. Raises OSError if the
     folder is missing or not writable.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    # Cut, as a name has 255 bytes at most, and a character up to four.
+    temporary = path.with_name(f".{path.name[:50]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
             yield file

@@ -270,3 +270,10 @@ def test_ranks_have_as_many_digits_as_there_are_hits(tmp_path):
     hits.copy_files(tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert (names[0], names[-2]) == ("0001-0.png", "1200-1199.png")
+
+
+def test_a_folder_of_copies_may_have_the_longest_name_there_is_and_a_longer_one_is_refused(tmp_path):
+    longest = tmp_path / ("日" * 85)
+    assert Hits().copy_files(longest).num_files == 0 and (longest / "hits.csv").is_file()
+    with pytest.raises(ConfigError, match="^copies [^\n]*: File name too long; name a place"):
+        Hits().copy_files(tmp_path / ("日" * 86))

@@ -18,6 +18,13 @@ def test_a_file_is_replaced_when_all_of_it_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_may_have_the_longest_name_there_is(tmp_path):
+    path = tmp_path / ("日" * 83 + ".csv")
+    with atomic_write(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "report.json"
     path.write_bytes(b"old")

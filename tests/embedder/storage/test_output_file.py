@@ -26,6 +26,8 @@ def test_the_suffix_is_given_in_lower_case_and_an_older_file_may_be_there(tmp_pa
         ("none/a.png", "make it first: mkdir -p"),
         ("file/a.png", "is no folder; name another place"),
         ("folder.png", "it is a folder; name a file"),
+        ("a" * 300 + ".png", "File name too long; name a place that can be written"),
+        ("a" * 300 + "/a.png", "File name too long; name a place that can be written"),
     ],
 )
 def test_what_can_not_be_written_is_told_in_one_line(name, message, tmp_path):
