@@ -26,6 +26,7 @@ from embedder.storage.vector_pages import Place, VectorColumn, read_vector_pages
 from embedder.store.backends import Backend, DiskBackend, FileInfo, Tag, WriteConflictError
 from embedder.store.bucket_backend import BucketBackend
 from embedder.store.environment import REAL_ENVIRONMENT, Environment, HeldLock
+from embedder.store.store_errors import local_problem
 from embedder.store.tables.arrow_tensors import unpack_vectors
 from embedder.store.trace import trace_backend
 
@@ -70,7 +71,11 @@ class StoreFiles:
         self.folder = Path(text).expanduser().absolute()
         self.address = str(self.folder)
         self.backend = trace_backend(DiskBackend(self.folder), self.address)
-        if file := next((each for each in (self.folder, *self.folder.parents) if each.is_file()), None):
+        try:
+            file = next((each for each in (self.folder, *self.folder.parents) if each.is_file()), None)
+        except OSError as error:
+            raise local_problem(error, self.address) from error
+        if file is not None:
             raise StoreError(f"store {self.address}: {file} is a file; give the folder that holds the results")
 
     def __reduce__(self) -> tuple[Any, ...]:

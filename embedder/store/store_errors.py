@@ -14,6 +14,7 @@ _CURES = {
     errno.EROFS: "mount it for writing",
     errno.EACCES: "check its rights",
     errno.EPERM: "check its rights",
+    errno.ENAMETOOLONG: "give a shorter name",
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from store_samples import row
 from store_states import new_store, publish_refresh, vectors_now
 
+from embedder.errors import StoreError
 from embedder.store.backends import Disk, DiskBackend
 from embedder.store.files import StoreFiles
 from embedder.store.maintenance.vacuum import vacuum
@@ -161,3 +162,15 @@ def test_a_disk_that_fails_while_a_file_is_named_leaves_nothing_of_it(tmp_path, 
     with pytest.raises(OSError, match="broken"):
         files.create("a.json", b"1")
     assert list(files.list("")) == []
+
+
+def test_a_place_that_can_not_be_looked_at_is_told_with_what_to_do(tmp_path, monkeypatch):
+    with pytest.raises(StoreError, match="^store [^\n]*: file name too long; give a shorter name"):
+        StoreFiles(tmp_path / ("a" * 300))
+    monkeypatch.setattr(Path, "is_file", _refuse)  # as in a folder that may not be entered, but for root
+    with pytest.raises(StoreError, match="^store [^\n]*: permission denied; check its rights"):
+        StoreFiles(tmp_path)
+
+
+def _refuse(*_):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
