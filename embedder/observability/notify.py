@@ -5,12 +5,13 @@ import logging
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from http.client import HTTPException
-from typing import Any
+from typing import Any, BinaryIO
 
 from embedder.config_toml.run_sections import OnFailure
 from embedder.redaction import mask
@@ -20,6 +21,8 @@ from embedder.storage.web_address import WebAddressError, parse_address
 LOG = logging.getLogger(__name__)
 
 MAX_OUTPUT_CHARACTERS = 300
+MAX_OUTPUT_BYTES = 1 << 14  # more than is shown, as secrets are masked before it is cut
+MAX_VARIABLE = 30_000  # characters; the system takes 128 KiB
 REAP_S = 2.0
 
 
@@ -38,27 +41,39 @@ def run_command(command: tuple[str, ...], summary: Mapping[str, Any], timeout_s:
 
     Returns the problem in one line; None if there was none.
     """
+    given = {"EMBEDDER_EXIT_CODE": str(summary["exit_code"]), "EMBEDDER_MESSAGE": summary["message"][:MAX_VARIABLE]}
     try:
-        # A separate session, so that a hanging command is killed with all its children.
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=os.environ | {"EMBEDDER_EXIT_CODE": str(summary["exit_code"]), "EMBEDDER_MESSAGE": summary["message"]},
-        )
+        # Output goes to a file: what the command leaves behind may hold a pipe open, or print without end.
+        with tempfile.TemporaryFile() as output:
+            # A separate session, so that a hanging command is killed with all its children.
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | given,
+            )
+            return _wait(process, command[0], summary, timeout_s) or _describe_end(process, command[0], output)
     except (OSError, ValueError) as error:
         return f"{command[0]} can't be started ({getattr(error, 'strerror', None) or error}); check its path and rights"
+
+
+def _wait(process: "subprocess.Popen[bytes]", name: str, summary: Mapping[str, Any], timeout_s: float) -> str | None:
     try:
-        output, _ = process.communicate((json.dumps(summary) + "\n").encode(), timeout=timeout_s)
+        process.communicate((json.dumps(summary) + "\n").encode(), timeout=timeout_s)
     except subprocess.TimeoutExpired:
         _end(process)
-        return f"{command[0]} took longer than timeout_s = {timeout_s:g} and was ended"
+        return f"{name} took longer than timeout_s = {timeout_s:g} and was ended"
+    return None
+
+
+def _describe_end(process: "subprocess.Popen[bytes]", name: str, output: BinaryIO) -> str | None:
     if process.returncode == 0:
         return None
-    said = mask(" ".join(output.decode(errors="replace").split()))[-MAX_OUTPUT_CHARACTERS:]
-    return f"{command[0]} ended with exit code {process.returncode}: {said or 'it said nothing'}"
+    output.seek(max(0, output.seek(0, os.SEEK_END) - MAX_OUTPUT_BYTES))
+    said = mask(" ".join(output.read().decode(errors="replace").split()))[-MAX_OUTPUT_CHARACTERS:]
+    return f"{name} ended with exit code {process.returncode}: {said or 'it said nothing'}"
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

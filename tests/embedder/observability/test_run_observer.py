@@ -267,6 +267,17 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path):
     assert not out.exists()
 
 
+def test_a_command_ends_when_its_own_process_does_whatever_it_leaves_running():
+    assert run_command(("sh", "-c", "sleep 9 & exit 0"), SUMMARY, 5) is None
+
+
+def test_a_command_gets_a_message_of_any_length():
+    long = SUMMARY | {"message": "é" * 200_000}
+    problem = run_command(("sh", "-c", 'wc -c; echo "${#EMBEDDER_MESSAGE}"; exit 1'), long, 20)
+    num_bytes, num_characters = map(int, problem.rpartition(": ")[2].split())
+    assert num_bytes > 200_000 and num_characters in (30_000, 60_000), "a shell may count bytes"
+
+
 def test_what_goes_wrong_with_a_command_is_said(tmp_path):
     assert "can't be started (No such file" in run_command(("/no/such/command",), SUMMARY, 5)
     problem = run_command(script(tmp_path, "import sys; print('no mail server'); sys.exit(3)"), SUMMARY, 20)
