@@ -52,7 +52,11 @@ def _families(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None
     """Yield name, description, own label or None, and values by that label of each metric; without unknown ones."""
     for name, description, value in (
         ("run_end_timestamp_seconds", "When the last run ended, Unix time.", _unix(summary["ended_at"])),
-        ("run_exit_code", "How the last run ended: 0 done, 2 the user's mistake, 1 failed.", summary["exit_code"]),
+        (
+            "run_exit_code",
+            "How the last run ended: 0 done, 2 the user's mistake, 1 failed, 128 + n by signal n.",
+            summary["exit_code"],
+        ),
         ("run_published", "Whether the last run published: 1 or 0.", summary["published"]),
         ("held", "Whether a rollback kept the last run from publishing: 1 or 0.", summary.get("held")),
         ("run_duration_seconds", "How long the last run took.", summary["wall_s"]),

@@ -86,7 +86,9 @@ class TrainSettings(ModelSection):
     vision_layers: LayerRange = Field(NOTHING, description='vision layers that learn with what = "layers"')
     text_layers: LayerRange = Field(NOTHING, description='text layers that learn with what = "layers"')
     learning_rate: float = Field(1e-3, gt=0, description="at the end of the warm-up")
-    final_learning_rate: float = Field(0.0, ge=0, description="as a share of learning_rate, reached after the last step")
+    final_learning_rate: float = Field(
+        0.0, ge=0, description="as a share of learning_rate, reached after the last step"
+    )
     weight_decay: float = Field(0.05, ge=0, description="of matrices; norms, biases and tables have none")
     beta2: float = Field(0.98, gt=0, lt=1, description="AdamW's second decay")
     warmup_steps: int = Field(
