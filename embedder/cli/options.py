@@ -111,8 +111,8 @@ def add_plugins(to: typer.Typer, points: Mapping[str, EntryPoint]) -> None:
     """Add the commands of plug-ins by name; one that can't be imported or made is left out, with a warning."""
     for name, point in points.items():
         try:
-            add_command(alone := typer.Typer(), name, found := point.load())
-            typer.main.get_command(alone)
+            add_command(trial := typer.Typer(), name, found := point.load())
+            typer.main.get_command(trial)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - another package's code: whatever it raises, the other commands work
             LOG.warning("command %s (%s) can't be loaded: %s; reinstall its package", name, point.value, error)
         else:
