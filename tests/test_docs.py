@@ -188,6 +188,7 @@ def service(folder):
         yield url
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("block", WITHOUT_RAY)
 def test_each_python_example_runs(folder, block, monkeypatch, request):
     monkeypatch.chdir(folder)
@@ -212,6 +213,7 @@ def test_each_python_example_with_ray_runs(tmp_path, block, ray_cluster, monkeyp
     exec(compile(block, "docs", "exec"), {"__name__": "example"})
 
 
+@pytest.mark.medium
 def test_the_predictor_of_the_readme_takes_a_dataset_of_ray(ray_cluster, monkeypatch):
     monkeypatch.chdir(ROOT)
     blocks = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
@@ -224,6 +226,7 @@ def test_the_predictor_of_the_readme_takes_a_dataset_of_ray(ray_cluster, monkeyp
     assert [row["text_embedding"] is not None for row in rows] == [True, True]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("page", "line"), RUN, ids=[f"{page}: {line[:60]}" for page, line in RUN])
 def test_each_example_for_a_shell_runs(folder, page, line, monkeypatch, request):
     monkeypatch.chdir(folder)
@@ -362,6 +365,7 @@ def test_the_page_of_the_configuration_is_current():
     assert configuration_docs.PAGE.read_text(encoding="utf-8") == configuration_docs.page()
 
 
+@pytest.mark.medium
 def test_the_table_of_models_is_current():
     assert model_docs.PAGE.read_text(encoding="utf-8") == model_docs.page()
 

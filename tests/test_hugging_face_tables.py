@@ -44,6 +44,7 @@ def dataset(tmp_path, monkeypatch):
     return [caption for _, caption in rows]
 
 
+@pytest.mark.medium
 def test_two_commands_lead_to_a_search(commands, dataset):
     embed, search = commands
     ended = run_here(*embed, "--engine", "local")
@@ -71,6 +72,7 @@ def test_without_columns_the_first_command_answers_with_those_of_the_page(comman
     assert not Path("runs").exists()
 
 
+@pytest.mark.medium
 def test_in_a_file_the_proposal_is_a_line_of_toml_that_runs(dataset, tmp_path):
     run = tmp_path / "run.toml"
     text = 'model = "models/mine"\nstore = "runs/file"\nengine = "local"\n[[source]]\npath = "path/to/dataset"\n'

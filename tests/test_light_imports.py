@@ -19,6 +19,8 @@ from embedder.retrieval.store_api import keep_row_files
 from embedder.store.lock import write_lock
 from shards.compat import DEFERRED_COMPILER
 
+pytestmark = pytest.mark.medium
+
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 LIGHT = (
     "embedder",

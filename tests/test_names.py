@@ -32,6 +32,7 @@ def functions(tree: ast.AST) -> Iterator[str]:
                 yield node.name
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_function_is_a_bare_participle_or_adverb(package: str) -> None:
     found = [
@@ -57,6 +58,7 @@ def test_the_rule_finds_them(code: str, names: list[str]) -> None:
     assert [name for name in functions(ast.parse(code)) if is_bare(name)] == names
 
 
+@pytest.mark.medium
 def test_no_two_classes_have_one_name() -> None:
     places: dict[str, list[str]] = {}
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):

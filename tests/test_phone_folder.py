@@ -90,6 +90,7 @@ def run(*arguments):
     return ended.found, ended.stderr
 
 
+@pytest.mark.medium
 def test_two_commands_lead_from_a_phones_folder_to_a_search(phone, tmp_path):
     embed, search = commands()
     report, said = run(*embed)
@@ -115,6 +116,7 @@ def test_two_commands_lead_from_a_phones_folder_to_a_search(phone, tmp_path):
     assert (again["outcome"], again["num_unchanged"]) == ("nothing to do", len(ITEMS))
 
 
+@pytest.mark.medium
 def test_without_the_extra_it_is_told_and_the_run_after_the_installation_embeds_the_rest(phone, tmp_path, monkeypatch):
     embed, _ = commands()
     with monkeypatch.context() as patch:

@@ -18,10 +18,11 @@ class Marked:
 
 
 @pytest.mark.parametrize("first", [0, 1, 1001])
-def test_each_slow_test_runs_in_one_rotation_all_others_in_each_and_each_has_its_share_of_those_with_ray(first):
+@pytest.mark.parametrize("mark", [pytest.mark.medium, pytest.mark.slow])
+def test_each_slow_test_runs_in_one_rotation_all_others_in_each_and_each_has_its_share_of_those_with_ray(first, mark):
     numbers = range(2 * ROTATIONS + 1)
     names = ("tests/test_a.py::test_{}", "tests/test_{}.py::test_a[one_ray]")
-    marked = [[Marked(pytest.mark.slow, nodeid=name.format(number)) for number in numbers] for name in names]
+    marked = [[Marked(mark, nodeid=name.format(number)) for number in numbers] for name in names]
     always = [
         Marked(nodeid="tests/test_a.py::test_quick"),
         Marked(pytest.mark.timeout(5), nodeid="tests/test_b.py::test_1"),

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LEAVES_ANOTHER = """
 import os
 
@@ -21,6 +23,7 @@ def test_this_process_shares_the_cores_as_usual():
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
+@pytest.mark.medium
 def test_a_test_that_leaves_its_process_under_another_policy_fails_and_the_next_is_not_harmed(tmp_path):
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     (tmp_path / "test_policy.py").write_text(LEAVES_ANOTHER)

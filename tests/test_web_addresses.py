@@ -77,6 +77,7 @@ def items():
     return {row["item_id"]: row for row in RecordTable(StoreFiles("runs/web"), "items").read().to_pylist()}
 
 
+@pytest.mark.medium
 def test_the_two_commands_of_the_page_lead_from_a_table_to_a_search(folder, server):
     write(server.add_images(NUM_IMAGES))
     embed, search = PRIVATE
@@ -106,6 +107,7 @@ def test_images_are_drawn_later_within_the_same_limits(folder, server, monkeypat
     assert [pixels.shape for pixels in hits.thumbnails()] == [(160, 160, 3)] * 3
 
 
+@pytest.mark.medium
 def test_the_search_page_draws_and_plays_items_of_the_web(folder, server, tmp_path, monkeypatch):
     clip = samples.clip(tmp_path / "a.mp4").read_bytes()
     server.routes["/a.mp4"] = lambda handler: handler.send(clip, Content_Type="video/mp4")
@@ -126,6 +128,7 @@ def test_the_search_page_draws_and_plays_items_of_the_web(folder, server, tmp_pa
         assert SECRET.encode() not in served.search("a red car").body
 
 
+@pytest.mark.medium
 def test_a_second_run_asks_nobody_and_a_changed_row_is_fetched_alone(folder, server):
     addresses = server.add_images(NUM_IMAGES + 1)
     write(addresses[:NUM_IMAGES])
@@ -141,6 +144,7 @@ def test_a_second_run_asks_nobody_and_a_changed_row_is_fetched_alone(folder, ser
     assert changed == {f"s{NUM_IMAGES - 1:02}"}
 
 
+@pytest.mark.medium
 def test_revalidation_fetches_what_the_server_says_has_changed_and_nothing_else(folder, server):
     write(server.add_images(NUM_IMAGES))
     for number in range(NUM_IMAGES):
@@ -158,6 +162,7 @@ def test_revalidation_fetches_what_the_server_says_has_changed_and_nothing_else(
     assert items()["s03"]["content_version"] != before
 
 
+@pytest.mark.medium
 def test_an_address_that_fails_costs_its_row_alone_and_has_its_reason(folder, server):
     good = server.add_images(NUM_IMAGES)
     server.routes["/busy.png"] = status(429, Retry_After="3600")
@@ -224,6 +229,7 @@ def test_decode_tasks_of_ray_download_within_the_same_limits(folder, server, ray
     assert sorted(server.paths) == sorted([*(f"/{number}.png" for number in range(NUM_IMAGES)), "/large.png"])
 
 
+@pytest.mark.medium
 def test_a_video_by_address_is_embedded_segment_by_segment(folder, server, tmp_path):
     clip = samples.clip(tmp_path / "a.mp4", seconds=3).read_bytes()
     server.routes["/a.mp4"] = lambda handler: handler.send(clip, Content_Type="video/mp4")
@@ -233,6 +239,7 @@ def test_a_video_by_address_is_embedded_segment_by_segment(folder, server, tmp_p
     assert (rows["modality"].unique().to_pylist(), rows["segment"].to_pylist()) == (["video"], [0, 1, 2])
 
 
+@pytest.mark.medium
 def test_no_secret_of_an_address_stands_in_any_file_or_in_what_is_said(folder, server, capfd):
     server.routes["/a.png"], server.routes["/b.png"] = image(0), image(1)
     signed = f"{server.url}/a.png?X-Amz-Credential={KEY}&X-Amz-Signature={SECRET}"

@@ -91,6 +91,7 @@ def library_vectors(checkpoint, source):
     return found, encode
 
 
+@pytest.mark.medium
 def test_clips_and_pictures_have_the_librarys_vectors_and_a_search_its_neighbours(
     make_run, checkpoint, model, source, tmp_path
 ):
@@ -114,6 +115,7 @@ def test_clips_and_pictures_have_the_librarys_vectors_and_a_search_its_neighbour
     assert hits[0].score == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.medium
 def test_long_clips_have_one_vector_for_each_segment_from_its_first_frame_on(make_run, model, source, tmp_path):
     run = make_run(source, model=str(model), num_stages=2, segment_s=1.0)
     _, rows = embedded(run)
@@ -149,6 +151,7 @@ def test_beside_a_model_of_other_frames_it_is_refused_and_its_texts_alone_are_no
     assert beside.info.frames_per_segment == NUM_FRAMES
 
 
+@pytest.mark.medium
 def test_frames_that_were_asked_for_in_vain_are_named(make_run, model, source, tmp_path):
     folder = tmp_path / "source"
     folder.mkdir()

@@ -132,6 +132,7 @@ def expand(ids, grid, config):
     return [each for one in ids.tolist() for each in ([one] if one >= 0 else [-1] * squares)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "num_frames", [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow)]
 )
@@ -156,6 +157,7 @@ def test_a_segment_has_transformers_own_tokens_grids_and_vector(make_run, clips,
             assert float((vector - expected).abs().max()) < 1e-5
 
 
+@pytest.mark.medium
 @torch.inference_mode()
 def test_every_cut_of_clips_among_pictures_gives_the_bits_of_the_whole(make_run, clips, tmp_path):
     spec, frames = spec_of(make_run, clips, tmp_path, 3), make_frames((40, 24))
@@ -192,6 +194,7 @@ def test_the_time_between_frames_matters_where_the_model_reads_it(make_run, fami
     assert moved["qwen2_vl"] == 0
 
 
+@pytest.mark.medium
 def test_a_run_embeds_segments_as_sequences_and_a_folder_without_the_form_as_before(make_run, families, tmp_path):
     clips, source = families("qwen3_vl"), tmp_path / "in"
     source.mkdir()

@@ -333,6 +333,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.medium
 def test_the_cures_of_commands(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "1000")

@@ -139,6 +139,7 @@ def features_of(library, source):
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "save",
     [*QUICK, *(pytest.param(save, marks=pytest.mark.slow) for save in ALONE)],

@@ -71,6 +71,7 @@ def images(_module_run):
     return _module_run.source[0].path
 
 
+@pytest.mark.medium
 def test_a_store_is_read_and_searched(store):
     here = open_store(store)
     image = here.items()["uri"][0].as_py()
@@ -87,6 +88,7 @@ def test_a_store_is_read_and_searched(store):
     assert found["loaded"] == []
 
 
+@pytest.mark.medium
 def test_commands_work_that_write_to_no_table(store, tiny_model, tmp_path):
     helps = [[*command.split(), "--help"] for command in ("", *NAMES)]
     plan = ["plan", "--model", tiny_model, "--json"]
@@ -112,6 +114,7 @@ def test_commands_work_that_write_to_no_table(store, tiny_model, tmp_path):
     assert doctor["gpus"].endswith("torch is missing")
 
 
+@pytest.mark.medium
 def test_other_commands_are_refused_in_one_line_before_they_begin(store, images, tiny_model, tmp_path):
     new, config = tmp_path / "new", tmp_path / "nightly.toml"
     config.write_text(f'model = "{tiny_model}"\nstore = "{new}"\n[[source]]\npath = "{images}"\n')

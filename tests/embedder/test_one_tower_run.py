@@ -35,6 +35,7 @@ def source(tmp_path):
     return root
 
 
+@pytest.mark.medium
 def test_a_vision_model_embeds_images_and_finds_them_by_images(make_run, models, source, run_embedder):
     run = make_run(source, model=str(models["vision"]), max_reject_fraction=0.5, captions={"alone": True})
     report, rows = embedded(run)
@@ -103,6 +104,7 @@ def test_its_index_and_evaluation(make_run, models, source, run_embedder, side, 
     assert len(vectors) == 3
 
 
+@pytest.mark.medium
 def test_a_refresh_says_in_one_line_how_many_new_captions_were_ignored(make_run, models, source):
     run = make_run(source, model=str(models["vision"]), max_reject_fraction=0.5)
     embedded(run)

@@ -16,6 +16,8 @@ from embedder.verification.verify import verify
 from shards import ModelError
 from shards.convert import import_checkpoint
 
+pytestmark = pytest.mark.medium
+
 SIZES = [(40, 30), (64, 64), (120, 20), (9, 80), (200, 150), (33, 48), (1, 1), (90, 90)]
 QUERIES = ["a red car on the road", "two cats", "日本語", "seven white horses in the sun"]
 

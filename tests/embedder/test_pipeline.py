@@ -165,6 +165,7 @@ def test_more_replicas_than_cpus_are_refused_before_anything_starts(make_run, tm
         embedded(config)
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(
     "execution_no_progress_timeout_s" not in {field.name for field in fields(DataContext)}, reason="before Ray 2.58"
 )
@@ -175,6 +176,7 @@ def test_a_run_without_progress_ends_and_says_what_to_do(make_run, tmp_path, ray
         embed_on_ray(listing, stuck)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("module", ["embedder.pipeline", "embedder.executors.datasink", "embedder.steps.decode"])
 def test_the_driver_and_the_processes_of_tasks_load_no_model_library(module):
     program = f"import sys, {module}; print(sorted({{'torch', 'timm', 'transformers', 'faiss'}} & set(sys.modules)))"

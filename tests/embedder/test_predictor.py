@@ -107,6 +107,7 @@ def test_rows_of_any_form_keep_their_places(predictor, tiny_model, ray_cluster):
     assert "neither an image nor a caption" in found[5]["embedding_error"]
 
 
+@pytest.mark.medium
 def test_a_caption_that_is_no_text_costs_its_row_alone(predictor, ray_cluster):
     rows = [
         {"n": 0, "image": samples.image_bytes(0), "caption": {datetime.date(2024, 1, 1)}},

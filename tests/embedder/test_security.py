@@ -83,6 +83,7 @@ def keywords(call):
 # Images and videos
 
 
+@pytest.mark.medium
 def test_images_are_opened_with_a_list_of_formats_that_has_no_interpreter_in_it():
     opened = [(where, keywords(call)) for where, name, call in calls("Image.open")]
     assert opened
@@ -222,6 +223,7 @@ print(json.dumps({"ips": sorted(set(found)), "num": len(found), "asks_for_a_toke
 """
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("starts_ray")
 @pytest.mark.parametrize("first", ["", "import ray.data\n"])
 def test_ray_listens_on_this_machine_alone_and_asks_for_a_token(first):

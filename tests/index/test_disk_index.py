@@ -134,6 +134,7 @@ def test_an_update_writes_one_part_and_links_the_others(version: Path, tmp_path:
     assert open_index(version).search(QUERIES, 10).rows.shape == (100, 10)
 
 
+@pytest.mark.medium
 def test_small_parts_join_what_is_added(version: Path, tmp_path: Path) -> None:
     none, last = np.zeros(NUM, bool), version
     for number in range(3):
@@ -264,6 +265,7 @@ def test_parts_that_can_not_be_built_are_refused(tmp_path: Path, changes: dict[s
         build_parts(tmp_path / "000001", **changes)
 
 
+@pytest.mark.medium
 def test_weighted_vectors_that_stay_in_memory_find_the_same_and_count_as_memory(version: Path, tmp_path: Path) -> None:
     out, manifest = build_parts(tmp_path / "000001", kind="Weighted,IVF16,PQ32x4fs,Refine(SQ8)")
     assert manifest.memory_bytes == read_manifest(version).memory_bytes + NUM * 64
@@ -305,6 +307,7 @@ def test_designs_on_disk_are_offered_where_their_codes_can_be_trained(num_vector
     assert all(parse_design(str(design)) == design for design in designs)
 
 
+@pytest.mark.medium
 def test_memory_too_small_for_the_vectors_brings_a_design_on_disk(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

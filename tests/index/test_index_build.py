@@ -50,6 +50,7 @@ def test_rows_that_are_views_in_fortran_order_are_indexed_as_they_read(build: Bu
     assert hits.rows[:, 0].tolist() == list(range(20))
 
 
+@pytest.mark.medium
 def test_a_stream_is_never_held_in_whole(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy reports its arrays to tracemalloc; memory that FAISS holds itself is the index."""
     monkeypatch.setattr("index.vectors.BLOCK_ROWS", 1000)

@@ -175,6 +175,7 @@ def test_lists_grow_with_the_root_and_have_vectors_to_train_on(num_vectors: int,
     assert num_lists == 1 or num_vectors >= 64 * num_lists
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dim", [7, 100, 768])
 def test_every_candidate_can_be_built_and_searched(build: Build, tmp_path: Path, dim: int) -> None:
     vectors, queries = make_vectors(400, dim), make_vectors(40, dim, seed=1)
@@ -244,6 +245,7 @@ def test_a_named_design_that_so_few_vectors_cannot_train_is_refused(build: Build
         build(make_vectors(50), kind="OPQ4,IVF1,PQ4x4fs")
 
 
+@pytest.mark.medium
 def test_the_memory_of_a_candidate_is_known_before_it_is_built(build: Build, tmp_path: Path) -> None:
     vectors, queries = make_vectors(800, 32), make_vectors(60, 32, seed=1)
     for place, design in enumerate(candidate_designs(800, 32, (16,))):
@@ -308,6 +310,7 @@ def test_where_a_latency_is_asked_for_only_those_up_to_twice_the_smallest_that_k
     assert all(trial.expected_bytes <= 2 * smallest * 1.2 for trial in others)  # larger ones are not built
 
 
+@pytest.mark.medium
 def test_without_a_latency_all_are_measured_on_a_small_sample_and_few_on_a_large_one(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +365,7 @@ def test_a_graph_larger_than_all_that_is_kept_costs_no_other_its_place() -> None
     assert changed == ["Flat", "SQfp16"]
 
 
+@pytest.mark.medium
 def test_where_what_kept_the_latency_misses_it_when_compared_the_others_are_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -384,6 +388,7 @@ def test_where_what_kept_the_latency_misses_it_when_compared_the_others_are_meas
     assert len(rounds) == 2, "those that were measured before are compared, then those after them"
 
 
+@pytest.mark.medium
 def test_designs_that_were_measured_while_the_machine_was_slow_are_compared_as_if_it_had_not_been(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -445,6 +450,7 @@ def test_where_codes_of_4_bits_of_projections_keep_the_recall_little_else_is_mea
     assert manifest.recall_at_10 >= 0.95
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("latency_ms", [None, 1000.0])
 def test_what_others_outdo_is_measured_after_all_where_these_miss_on_the_whole_table(
     monkeypatch: pytest.MonkeyPatch, latency_ms: float | None

@@ -31,6 +31,7 @@ def open_of_kind(tmp_path_factory: pytest.TempPathFactory) -> OpenKind:
     return open_kind
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 def test_recall_holds_at_every_selectivity(open_of_kind: OpenKind, kind: str) -> None:
     index, images, queries = open_of_kind(kind)

@@ -23,6 +23,7 @@ from index.vectors import VectorTable
 IMPOSSIBLE = Constraints(latency_ms=1e-6)
 
 
+@pytest.mark.medium
 def test_where_none_keeps_the_latency_the_nearest_is_built_and_says_what_it_misses(build: Build) -> None:
     images, captions = make_images_and_captions(1500, 400)
     out, manifest = build(images, queries=captions, constraints=IMPOSSIBLE)
@@ -35,6 +36,7 @@ def test_where_none_keeps_the_latency_the_nearest_is_built_and_says_what_it_miss
     assert open_index(out).search(captions[:3], 10).rows.min() >= 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("on_missed", ["keep", "fail"])
 def test_the_nearest_is_not_built_unless_it_is_to_be_published(build: Build, on_missed: str) -> None:
     with pytest.raises(ConstraintsMissedError, match=r"none of \d+ designs keeps recall = 0.95, latency_ms = 1e-06"):
@@ -57,6 +59,7 @@ def let_miss(monkeypatch: pytest.MonkeyPatch, num_missed: int) -> list[str]:
     return measured
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_missed", [1, 2])
 def test_where_a_design_misses_on_the_whole_table_another_is_measured_and_built(
     build: Build, monkeypatch: pytest.MonkeyPatch, num_missed: int
@@ -73,6 +76,7 @@ def test_where_a_design_misses_on_the_whole_table_another_is_measured_and_built(
     assert manifest.recall_at_10 >= 0.95
 
 
+@pytest.mark.medium
 def test_without_a_limit_exact_search_ends_the_misses(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index.constraints.DEFAULT_LATENCY_MS", 1e-6)
     images, captions = make_images_and_captions(2000, 400)
@@ -194,6 +198,7 @@ def assert_index_of_every_table(build: Build, tmp_path, num_tables: int, most: i
         shutil.rmtree(out)
 
 
+@pytest.mark.medium
 def test_tables_of_any_size_and_width_get_an_index(build: Build, tmp_path) -> None:
     assert_index_of_every_table(build, tmp_path, 48, 700, 64)
 

@@ -37,6 +37,7 @@ def test_the_manifest_tells_the_recall_that_a_reader_of_the_version_gets(build: 
     assert (manifest.num_recall_queries, manifest.recall_query_kind) == (100, "text")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("kind", "name"), [("hnsw", "ef_search"), ("ivf", "nprobe")])
 def test_a_higher_target_buys_recall_with_a_slower_search(build: Build, tmp_path: Path, kind: str, name: str) -> None:
     images, captions = make_images_and_captions(6000, 200)

@@ -17,6 +17,8 @@ from index.search import Index, open_index
 from index.update import update_index
 from index.vectors import VectorTable
 
+pytestmark = pytest.mark.medium
+
 OF_SMALL_CODES = ("nonlinear look", "sharp look")
 """Shapes whose small codes promise too much."""
 

@@ -47,6 +47,7 @@ def test_a_row_that_asks_for_its_neighbours_is_none_of_them_after_a_removal(
     assert made.recall_at_10 == 1.0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_added_is_found_and_what_was_removed_is_not_with_the_recall_it_tells(
     build: Build, tmp_path: Path, kind: str
@@ -89,6 +90,7 @@ def test_a_recall_that_misses_by_chance_alone_costs_no_query_more_time(
     assert (made.parameters == manifest.parameters) == are_kept
 
 
+@pytest.mark.medium
 def test_removing_the_very_answers_of_a_query_leaves_its_recall_true(build: Build, tmp_path: Path) -> None:
     """More than the kept exact neighbours of a query go at once: it is searched again."""
     images, captions = make_images_and_captions(NUM_BEFORE + NUM_ADDED, 400)

@@ -94,6 +94,7 @@ def test_scores_of_codes_are_those_without_reach_but_for_a_constant(uneven: tupl
     assert np.ptp(faiss_build.innermost(index).quantizer.reconstruct_n(0, 128)[:, 48:].sum(axis=1)) > 0.1
 
 
+@pytest.mark.medium
 def test_an_update_puts_rows_into_the_nearest_list_however_far_it_reaches(
     uneven: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_an_update_puts_rows_into_the_nearest_list_however_far_it_reaches(
     assert np.mean(owner == nearest) > 0.999  # but for ties of the last bit
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "design", ["PCA32,IVF16,Flat", "PCAR16,IVF16,SQ8", "PCA16,IVF16,PQ16x4fsr", "OPQ32_32,IVF16,PQ32x4fsr"]
 )

@@ -187,6 +187,7 @@ def test_what_is_no_file_s_is_set_again_when_an_index_is_read(
     assert faiss.serialize_index(again).tobytes() == faiss.serialize_index(built).tobytes()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("shape", ["sharp look", "steep power law", "few directions"])
 def test_codes_of_four_bits_are_chosen_saved_updated_and_filtered(
     exact_is_slow: None, tmp_path: Path, shape: str
@@ -248,6 +249,7 @@ def test_a_table_without_any_spread_is_coded_in_four_bits_too(tmp_path: Path, ki
     assert (np.sort(rows, axis=1) == np.arange(1200)).all()
 
 
+@pytest.mark.medium
 def test_an_index_of_whole_codes_as_earlier_releases_chose_it_is_built_updated_and_filtered(tmp_path: Path) -> None:
     images, captions = make_shape("matryoshka", 4_000, 600, 96, seed=4)
     manifest = build_index(

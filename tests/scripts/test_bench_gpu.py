@@ -59,6 +59,7 @@ def test_on_a_simulated_gpu_stages_reach_what_forward_passes_alone_do(bench_gpu,
         assert stage["predicted_rows_per_s"] == pytest.approx(stage["rows_per_s"], rel=0.2)
 
 
+@pytest.mark.medium
 def test_one_call_at_a_time_leaves_the_simulated_device_waiting_for_its_input(bench_gpu, tmp_path):
     config = bench_gpu.MODELS["vit-b-32"]()
     folder = bench_gpu.write_config(config, tmp_path)

@@ -154,6 +154,7 @@ def make_contestant(name, program=CONTESTANT, roll=0):
     return Contestant(name, lambda out: [sys.executable, "-c", program, str(out), str(roll)])
 
 
+@pytest.mark.medium
 def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path, capsys):
     from bench_pipeline import hold
 
@@ -165,6 +166,7 @@ def test_each_round_begins_with_another_contestant_and_keeps_no_files(tmp_path, 
     assert len(found["rounds"]) == 2 and found["least_cosine"] == 1 and found["whole_s"] >= found["first_s"] > 0
 
 
+@pytest.mark.medium
 def test_a_contest_ends_loudly_when_one_computes_something_else_or_fails(tmp_path):
     from bench_pipeline import UnequalVectorsError, hold
 

@@ -35,6 +35,7 @@ def test_a_run_survives_the_node_of_a_stages_only_replica(starts_ray, tmp_path):
     assert len(state.read_text().splitlines()) == 1
 
 
+@pytest.mark.medium
 def test_a_kind_that_is_not_there_is_refused():
     done = run_script("chaos_nodes.py", "--only", "kil", timeout_s=60)
     assert done.returncode == 2

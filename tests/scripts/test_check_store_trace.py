@@ -160,6 +160,7 @@ def test_real_changes_follow_the_protocol_and_leave_the_files_that_are_there(rec
     assert kinds == {"put", "delete"}
 
 
+@pytest.mark.medium
 def test_a_store_in_a_bucket_follows_the_protocol(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv(STORE_TRACE_VARIABLE, str(tmp_path / "trace.jsonl"))
     live(f"{bucket}/store")
@@ -185,6 +186,7 @@ def test_no_line_is_long_and_nothing_is_written_without_the_variable(recorded, t
     assert all(line["at_ns"] <= later["at_ns"] for line, later in pairwise(lines))
 
 
+@pytest.mark.medium
 def test_a_process_that_was_killed_before_it_could_record_the_end_of_a_change_is_no_deviation(recorded, doctored):
     ends = [json.loads(line) for line in recorded[0].read_text().splitlines() if '"outcome"' in line]
     found = {
@@ -195,6 +197,7 @@ def test_a_process_that_was_killed_before_it_could_record_the_end_of_a_change_is
     assert found == {}
 
 
+@pytest.mark.medium
 def test_effects_of_processes_that_overlap_are_in_no_order(recorded, doctored):
     lines = [json.loads(line) for line in recorded[0].read_text().splitlines()]
     last_ns = {line["id"]: line["at_ns"] for line in lines if "outcome" in line}
@@ -359,6 +362,7 @@ def test_files_that_are_there_are_compared(recorded, tmp_path, doctored):
     assert more == ["items/part-x.parquet is gone, and nobody has deleted it"]
 
 
+@pytest.mark.medium
 def test_a_trace_of_another_store_is_told(recorded, tmp_path):
     done = run_script("check_store_trace.py", recorded[0], "--store", tmp_path, timeout_s=60)
     assert done.returncode == 1

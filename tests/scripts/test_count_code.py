@@ -1,6 +1,9 @@
 """The count of code: what counts on a tiny tree, and what the table says of two."""
 
+import pytest
 from script_runs import run_script
+
+pytestmark = pytest.mark.medium
 
 
 def test_lines_are_counted_by_package_and_the_longest_file_is_named(tmp_path):

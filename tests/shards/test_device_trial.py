@@ -8,6 +8,7 @@ import torch
 from shards.device_trial import TRIAL_S, measure_speed
 
 
+@pytest.mark.medium
 def test_the_rates_are_those_of_a_product_and_a_copy_by_hand():
     started_s = time.perf_counter()
     speed = measure_speed("cpu", "float32", widths=(512,))

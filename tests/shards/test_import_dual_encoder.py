@@ -223,6 +223,7 @@ def test_a_checkpoint_without_tokeniser_or_processor_is_refused(own_checkpoint, 
         import_transformers(own_checkpoint, tmp_path / "out")
 
 
+@pytest.mark.medium
 def test_an_exported_model_loads_in_transformers_and_comes_back_the_same(checkpoint, tmp_path):
     from transformers import AutoImageProcessor, AutoTokenizer, VisionTextDualEncoderModel
 

@@ -106,6 +106,7 @@ def operations_per_thousand_rows(num_rows, costs):
     return 1000 * counting.num / num_rows
 
 
+@pytest.mark.medium
 def test_pairs_in_batches_of_a_gpu_take_a_thirteenth_of_the_operations():
     config = MODELS["vit-l-14"]()
     costs = dict(group_costs(config, ["H100"]))

@@ -210,6 +210,7 @@ def test_a_tensor_that_ends_before_it_begins_is_a_broken_header(model):
         model_fingerprint(model)
 
 
+@pytest.mark.medium
 def test_configuring_planning_hashing_and_summarising_import_nothing_heavy(make_config, make_model):
     code = """
 import sys

@@ -120,6 +120,7 @@ def test_fingerprints_of_before_stay_and_settings_change_them(model):
     assert resolve_model(f"{model}#query_instruction=x") == model
 
 
+@pytest.mark.medium
 def test_vectors_are_cut_and_of_length_one_at_every_cut(model):
     declare(model, matryoshka=[8])
     batch = make_batch(load_model_config(model), CAPTIONS)

@@ -143,6 +143,7 @@ def test_a_model_larger_than_a_device_is_cut_and_no_layer_is_held_twice(tmp_path
         assert config.shared_layers(stage.spec.vision) == stage.spec.text or not len(stage.spec.text)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("devices", ["2xL4", "1xA10,1xT4", "1xL4,4xCPU"])
 @pytest.mark.parametrize("num_stages", [2, 3])
 def test_the_plan_is_the_best_of_all_cuts(devices, num_stages, tmp_path):

@@ -175,6 +175,7 @@ def seeds(quick, slow):
     return [*quick, *(pytest.param(seed, marks=pytest.mark.slow) for seed in slow)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", seeds((*range(8), 40, 41), (*range(8, 24), *range(42, 50))))
 def test_the_search_is_as_good_as_trying_everything(make_config, seed):
     """Ten problems per seed: 240, and 100 of clusters."""
@@ -242,6 +243,7 @@ def test_of_equally_fast_placements_the_preferred_one_is_taken(make_config, seed
         assert got[2] == pytest.approx(best[2], rel=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("devices", ["2xA100:80GB, 4xT4:16GB, 3xL4", "2xA100:80GB, 4xL4, 64xCPU"])
 def test_a_large_model_on_three_kinds_of_devices_is_planned_at_once(make_config, devices):
     """0.2 s on an idle core are promised; counted in calls, of which a core makes millions a second."""

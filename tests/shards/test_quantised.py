@@ -112,6 +112,7 @@ def test_every_cut_of_an_int8_model_gives_the_same_bits_close_to_float32(make_co
         assert torch.equal(found.text.values, whole.text.values)
 
 
+@pytest.mark.medium
 def test_one_thread_and_two_give_the_same_vectors(make_config, make_model, make_batch):
     """The engines differ in their threads; integer sums don't depend on them, and float32 sums of these sizes don't."""
     config = make_config({"width": 256, "num_heads": 4}, {"hidden_size": 256, "num_attention_heads": 4})

@@ -49,6 +49,7 @@ def test_the_shipped_model_is_small_trained_and_says_where_it_comes_from():
         assert word in card
 
 
+@pytest.mark.medium
 def test_the_shipped_model_finds_images_of_a_style_that_it_never_saw():
     config = load_model_config(FOLDER)
     fit = ResizeSpec(config.preprocess.image_size, config.preprocess.resize, config.preprocess.interpolation)

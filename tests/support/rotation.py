@@ -1,10 +1,10 @@
-"""Tests that CI leaves out in turn: two of three slow ones, and those that a leg of versions runs."""
+"""Tests that CI leaves out in turn: half of the medium and slow ones, and those that a leg of versions runs."""
 
 from collections.abc import Sequence
 
 import pytest
 
-ROTATIONS = 3
+ROTATIONS = 2
 ONE_RAY = "one_ray"
 """In the name of every test with Ray; all of them run in one process, beside the others."""
 SECONDS = {
@@ -28,7 +28,7 @@ OTHER_SECONDS = 30
 
 
 def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
-    """Slow tests that this rotation leaves to the others; `ROTATIONS` that follow each other leave out none.
+    """Medium and slow tests that this rotation leaves to the other; `ROTATIONS` that follow each other leave out none.
 
     Those with Ray, which all run in one process, and the others are counted apart: each rotation has its share of both.
     With Ray, the tests of a file have one cluster, which a rotation starts for all of them or not at all; a file goes
@@ -38,7 +38,7 @@ def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
         items: all tests, in the order in which they were collected.
         rotation: any number, as that of a commit.
     """
-    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    slow = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("medium")]
     turns: list[list[pytest.Item]] = [[] for _ in range(ROTATIONS)]
     files: dict[str, list[pytest.Item]] = {}
     for item in slow:

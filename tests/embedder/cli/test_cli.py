@@ -80,6 +80,7 @@ def test_a_mistake_is_one_line_and_exit_2(mistake, folder, tiny_model, tmp_path,
     assert len(stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.medium
 def test_a_process_of_its_own_ends_with_one_line_too(tmp_path, run_embedder_apart):
     code, _, stderr = run_embedder_apart("search", "x", "--store", tmp_path / "nowhere")
     assert code == 2
@@ -156,6 +157,7 @@ def test_doctor_says_why_gpus_of_the_driver_are_of_no_use(run_embedder, monkeypa
     assert " 0 GPU" in found["stage 2 would take"] and found["stage 2 would take"].endswith("to compute on cpu")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("words", [["config", "--json"], ["config", "none.toml"]])
 def test_closed_standard_streams_change_no_exit_code(words):
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "embedder"]

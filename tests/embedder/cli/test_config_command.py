@@ -3,6 +3,7 @@
 import re
 import tomllib
 
+import pytest
 from command_runs import run_here
 from light_runs import commands_light
 
@@ -66,6 +67,7 @@ def test_mistakes_have_a_line_each_and_secrets_are_masked(tmp_path):
     assert "T0PS3CRET" not in ended.stderr
 
 
+@pytest.mark.medium
 def test_the_reference_has_every_key_with_its_meaning():
     ended = run_here("config", "--reference")
     assert ended.code == 0
@@ -85,6 +87,7 @@ def test_the_reference_has_every_key_with_its_meaning():
     assert code_with_a_file.code == 2 and "--reference prints the keys of every file" in code_with_a_file.stderr
 
 
+@pytest.mark.medium
 def test_it_runs_in_the_light_installation():
     ended = commands_light(["config", "--reference"], ["config"], ["--version"])
     assert [(each.code, each.stderr) for each in ended] == [(0, "")] * 3

@@ -194,6 +194,7 @@ def test_json_of_rejects_names_every_broken_row_and_every_name_that_is_no_utf8(a
         assert any(item_id.startswith(f"files:{start}#name-not-utf8-") for item_id in stray), start
 
 
+@pytest.mark.medium
 def test_the_table_of_hits_shows_one_row_a_hit_and_nothing_raw(archive, monkeypatch):
     code, shown = run_on_screen(monkeypatch, "search", "a car", "-k", 2_000, "--store", archive["store"])
     assert code == 0
@@ -214,6 +215,7 @@ def test_other_tables_show_nothing_raw(archive, command, monkeypatch):
     assert max(map(len, shown.split("\n"))) < 5_000
 
 
+@pytest.mark.medium
 def test_a_contact_sheet_and_a_notebook_show_hostile_hits(archive, monkeypatch, tmp_path):
     query = "a \x1b[31mcar\x1b[0m\nבית 中文"
     sheet = tmp_path / "sheet \x1b[31m\n.png"

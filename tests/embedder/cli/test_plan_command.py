@@ -29,6 +29,7 @@ def config_only(tiny_model, tmp_path):
     return folder
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options", [["--devices", "2xA100:80GB, 4xL4, 8xCPU", "--what-if"], ["--devices", "4xA100:80GB,32xCPU"], []]
 )

@@ -69,6 +69,7 @@ def test_without_a_terminal_it_needs_the_option_yes(files):
     assert set(vectors_now(files)) == {"a.jpg", "b.jpg"}
 
 
+@pytest.mark.medium
 def test_on_a_terminal_it_says_what_will_be_done_and_asks(files):
     before = contents(files)
     code, out, errors = purge(files, "anna.jpg", answer=b"\n")
@@ -97,6 +98,7 @@ def test_a_dry_run_lists_what_would_be_done_and_changes_nothing(files):
     assert contents(files) == before
 
 
+@pytest.mark.medium
 def test_a_second_purge_of_an_item_is_no_mistake_and_asks_nothing(files):
     assert purge(files, "anna.jpg", "--yes")[0] == 0
     before = contents(files)
@@ -108,6 +110,7 @@ def test_a_second_purge_of_an_item_is_no_mistake_and_asks_nothing(files):
     assert code == 2 and "'typo.jpg'" in errors and "'anna.jpg'" not in errors
 
 
+@pytest.mark.medium
 def test_a_file_of_thousands_of_ids_is_one_purge(files, tmp_path):
     names = [f"people/{number:05d} a.jpg" for number in range(3000)]
     publish_refresh(files, *(row(name, uri=f"/pictures/{name}") for name in names), row("other.jpg"))

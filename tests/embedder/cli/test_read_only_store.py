@@ -105,6 +105,7 @@ def test_all_that_only_reads_works_on_a_read_only_mount_too(failures_of):
     assert failures == dict.fromkeys(READS) | {"": []}
 
 
+@pytest.mark.medium
 def test_not_a_byte_or_a_time_of_a_store_changes_where_it_could(made, tmp_path, monkeypatch):
     store, toml = made
     (tmp_path / "query.png").write_bytes(image_bytes(0))

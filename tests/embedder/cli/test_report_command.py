@@ -68,6 +68,7 @@ def test_an_unknown_run_is_refused_with_those_that_are_known_and_a_damaged_repor
         assert "or name another run" in error and error.count("\n") <= 1
 
 
+@pytest.mark.medium
 def test_runs_on_ray_and_in_one_process_are_drawn(finished, run_embedder, tmp_path):
     store, report = finished
     plot = tmp_path / "run.png"

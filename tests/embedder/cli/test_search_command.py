@@ -160,6 +160,7 @@ def test_a_mistake_is_one_line(mistake, vectors, ask):
     assert message in str(caught.value)
 
 
+@pytest.mark.medium
 def test_a_text_and_an_image_are_searched_with_together(texts, ask):
     image = texts.parent / "in" / "pictures" / "0004.png"
     found = ask(texts, "a red car", "--image", image, "-k", 6)
@@ -171,6 +172,7 @@ def test_a_text_and_an_image_are_searched_with_together(texts, ask):
     assert [(each["query"], each["image"]) for each in several] == [("a red car", str(image)), ("two cats", str(image))]
 
 
+@pytest.mark.medium
 def test_examples_are_no_hits_and_are_named(texts, ask):
     image = texts.parent / "in" / "pictures" / "0001.png"
     found = ask(texts, "a red car", "--not", "a bird", "--not", "a dog", "--not-image", image, "-k", 9)
@@ -181,6 +183,7 @@ def test_examples_are_no_hits_and_are_named(texts, ask):
     assert len(found["hits"]) == 5
 
 
+@pytest.mark.medium
 def test_a_sheet_shows_every_query_and_its_image(texts, ask, tmp_path):
     image = texts.parent / "in" / "pictures" / "0001.png"
     shown = ask(texts, "a red car", "two cats", "--image", image, "-k", 4, "--sheet", tmp_path / "a.jpg", as_json=False)
@@ -223,6 +226,7 @@ def test_a_mistake_exits_with_2_and_nothing_found_with_0(vectors, run_embedder):
     assert (code, found["hits"]) == (0, [])
 
 
+@pytest.mark.medium
 def test_a_notebook_shows_a_heading_for_each_query(texts):
     html = open_store(texts).search(["a <red> car", "two cats"], k=2)._repr_html_()
     assert html.count("<img") == 4

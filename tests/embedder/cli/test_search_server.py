@@ -34,6 +34,7 @@ def search(*arguments):
     return result.stdout
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -69,6 +70,7 @@ def test_a_sheet_is_drawn_of_the_images_of_the_service(places, tmp_path):
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.medium
 def test_options_that_exclude_each_other_and_files_without_a_token_are_refused(places, tmp_path):
     (tmp_path / "empty").write_text("# nothing\n")
     server, url, *_ = places["server"]

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from store_samples import row
 from store_states import new_store, publish_refresh
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ def run(*arguments):
     return json.loads(result.stdout.splitlines()[-1])
 
 
+@pytest.mark.medium
 def test_a_store_is_maintained_from_the_command_line(tmp_path):
     files = new_store(tmp_path / "store")
     first = publish_refresh(files, row("a.jpg"), row("b.jpg"))

@@ -98,6 +98,7 @@ def test_a_stage_that_hangs_costs_what_is_inside_it_and_nothing_more(make_run, t
     assert len(rows) == 120
 
 
+@pytest.mark.medium
 def test_a_run_on_ray_whose_stages_are_not_up_is_not_waited_for(make_run, tmp_path, monkeypatch, ray_cluster):
     from embedder import pipeline
     from embedder.compat import ray_callbacks

@@ -104,6 +104,7 @@ def test_the_switch_goes_to_processes_and_ends_with_its_block(monkeypatch):
     assert not is_fast_start()
 
 
+@pytest.mark.medium
 @patched
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_libraries_are_imported_as_they_are_where_the_environment_says_so(tmp_path, value):
@@ -117,6 +118,7 @@ def test_libraries_are_imported_as_they_are_where_the_environment_says_so(tmp_pa
         assert (compiler, asked) == (None, "embedder.compat.light_transformers")
 
 
+@pytest.mark.medium
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_vectors_are_the_same_without_fast_start(make_run, tmp_path, monkeypatch, ray_cluster, engine):

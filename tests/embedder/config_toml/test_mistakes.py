@@ -315,6 +315,7 @@ def tree_with(kind, table, key, value):
 
 
 # The training run's has eleven families of towers, which take 8 s.
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", [RunConfig, pytest.param(TrainConfig, marks=pytest.mark.slow)])
 def test_every_key_with_every_wrong_value_is_told_in_words_of_toml(kind):
     refused = 0

@@ -137,6 +137,7 @@ def png(size, seed):
 EXPORTED = [each for each in map(tiny, FAMILIES) if getattr(each, "shared_decoder", None) is None]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("tower", [*EXPORTED, *VARIANTS], ids=lambda tower: type(tower).model_fields["family"].default)
 def test_every_family_encodes_as_torch_does(tower, tmp_path):
     config = config_of(tower)
@@ -146,6 +147,7 @@ def test_every_family_encodes_as_torch_does(tower, tmp_path):
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("top", PROJECTIONS, ids=lambda top: "-".join(map(str, top.values())) or "linear")
 def test_projections_are_inside(top, tmp_path):
     for tower in (tiny(AlbertTower), tiny(VitTower)):

@@ -70,6 +70,7 @@ def batch_of(queries, images, captions):
     )
 
 
+@pytest.mark.medium
 def test_pictures_and_captions_have_transformers_own_scores(model, library):
     images = [samples.make_image(number, *size) for number, size in enumerate(SIZES)]
     pairs = [(query, image, None) for query in QUERIES for image in images]
@@ -82,6 +83,7 @@ def test_pictures_and_captions_have_transformers_own_scores(model, library):
     assert np.std(expected) > 0.01, "else the scores could all be alike"
 
 
+@pytest.mark.medium
 def test_every_cut_of_it_is_exact(model):
     from shards.model_config import load_model_config
 
@@ -94,6 +96,7 @@ def test_every_cut_of_it_is_exact(model):
     )
 
 
+@pytest.mark.medium
 def test_a_search_is_ordered_by_it(model, library, make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_clips=0)
     config = make_run(source)

@@ -78,6 +78,7 @@ def traffic(monkeypatch):
     return take
 
 
+@pytest.mark.medium
 def test_a_carried_column_of_ten_kilobytes_adds_no_byte_to_what_the_stages_move(catalogue, traffic):
     _, small = embedded(catalogue("letter"))
     without = traffic()

@@ -117,6 +117,7 @@ def test_a_stage_that_always_kills_its_process_ends_the_run_in_one_line(
     assert "\n" not in str(caught.value) and os.uname().nodename in str(caught.value)
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not EARLY_END.is_there(), reason="this Ray leaves the stages of a failed run to the process's end")
 def test_what_a_stage_raises_at_its_start_is_one_line_and_its_traceback_is_in_the_log(
     make_run, tmp_path, ray_cluster, monkeypatch
@@ -171,6 +172,7 @@ def test_a_write_task_that_ran_twice_has_written_its_rows_once(tmp_path, last):
     assert len(list((tmp_path / "embeddings").glob("part-*"))) == 1
 
 
+@pytest.mark.medium
 def test_a_decode_task_that_runs_again_makes_as_many_tables_whatever_came_or_went(
     make_run, tmp_path, ray_cluster, monkeypatch
 ):

@@ -37,6 +37,7 @@ def test_ray_gets_no_larger_object_store_than_shared_memory_has_room_for(monkeyp
     assert _ray_here(None, 1, object_store_bytes=16 << 30)["object_store_memory"] == asked
 
 
+@pytest.mark.medium
 def test_a_mistake_that_a_write_task_finds_is_that_mistake(ray_cluster):
     from ray.data import Datasink
 
@@ -75,6 +76,7 @@ def test_the_death_of_an_actor_is_told_with_its_reason(ray_cluster):
     assert "actor_id" not in str(error) and "actor_id" in error.details
 
 
+@pytest.mark.medium
 def test_a_bug_keeps_its_traceback(ray_cluster):
     from ray.exceptions import RayTaskError
 

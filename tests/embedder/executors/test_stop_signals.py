@@ -39,6 +39,7 @@ def arguments(config, *more):
     return [*base, *more]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 2), (signal.SIGTERM, 1)])
 def test_a_stopped_run_keeps_rows_that_fill_no_part_and_says_so_before_it_waits(
     make_run, tmp_path, monkeypatch, number, times
@@ -64,6 +65,7 @@ def test_a_stopped_run_keeps_rows_that_fill_no_part_and_says_so_before_it_waits(
     assert_same(rows, undisturbed)
 
 
+@pytest.mark.medium
 def test_what_is_being_decoded_is_not_waited_for(make_run, tmp_path, monkeypatch):
     config = make_run(samples.folder(tmp_path / "in", num_images=60), batch_size=4)
     let_go, waited = threading.Event(), []
@@ -185,6 +187,7 @@ def test_a_signal_in_any_other_command_is_one_line_too_that_promises_nothing(mak
         assert ended.stderr.strip().splitlines() == ["embedder: stopped by SIGINT"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("owner", "step"),
     [(publish_or_refuse, "count_model"), (publish_or_refuse, "publish"), (keep_index, "ensure_index")],
@@ -242,6 +245,7 @@ cli.main()
 """
 
 
+@pytest.mark.medium
 def test_a_second_signal_ends_the_command_and_all_that_it_started(make_run, tmp_path):
     config = make_run(samples.folder(tmp_path / "in", num_images=20), stop_timeout_s=1000)
     command = [sys.executable, "-c", HANGING, *arguments(config, "--set", "stop_timeout_s=1000")]

@@ -10,6 +10,8 @@ from PIL import Image
 
 import embedder
 
+pytestmark = pytest.mark.medium
+
 MOVING, STILL = "moving.gif", "still.gif"
 FRAMES = [samples.make_image(number) for number in range(4)]
 

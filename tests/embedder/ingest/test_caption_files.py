@@ -32,6 +32,7 @@ def with_captions(config, **captions):
     return config.model_copy(update={"captions": config.captions.model_copy(update=captions)})
 
 
+@pytest.mark.medium
 def test_captions_of_no_picture_are_counted_and_named_and_embedded_where_asked(make_run, source, said):
     config = make_run(source)
     report, rows = refreshed(config)
@@ -43,6 +44,7 @@ def test_captions_of_no_picture_are_counted_and_named_and_embedded_where_asked(m
     assert report.num_orphan_captions == 0
 
 
+@pytest.mark.medium
 def test_a_store_that_has_such_items_keeps_them_and_says_so_once(make_run, source, said):
     config = make_run(source, max_retire_fraction=1)
     (source / "meta.json").write_text('{"rating": 3}')  # read, and left out: its record stays, too
@@ -106,6 +108,7 @@ def test_a_json_without_a_caption_is_a_line_that_names_the_keys(make_run, source
     )
 
 
+@pytest.mark.medium
 def test_other_keys_of_a_json_become_columns(make_run, source):
     values = {"0000": {"rating": 5, "photographer": "Ann"}, "0001": {"rating": 3, "caption": "a cat"}}
     for name, tree in values.items():  # the first has a .txt, too, which is its caption
@@ -129,6 +132,7 @@ def test_a_column_with_the_name_of_one_of_the_table_is_refused(make_run, source)
         refreshed(config)
 
 
+@pytest.mark.medium
 def test_descriptions_of_takeout_come_to_a_store_that_exists_where_asked(make_run, source, said):
     for number, text in ((1, "a red &amp; blue car"), (3, "")):
         tree = {"title": f"000{number}.png", "description": text, "photoTakenTime": {"timestamp": "1"}}

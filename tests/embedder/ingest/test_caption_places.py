@@ -102,6 +102,7 @@ def test_captions_in_pictures_come_where_asked_and_cameras_names_are_none(make_r
     assert rows["comment.jpg", 0]["text_embedding"] is not None
 
 
+@pytest.mark.medium
 def test_clips_say_theirs_and_the_report_counts_captions_by_place(make_run, photos):
     (photos / "plain.txt").write_text("of the text")
     samples.clip(photos / "a.mp4", comment="shot on a phone", title="two dogs", description="two dogs on a beach")
@@ -125,6 +126,7 @@ def test_clips_say_theirs_and_the_report_counts_captions_by_place(make_run, phot
     assert set(line.removeprefix("captions: ").split(", ")) == {"2 sidecar", "3 clip", f"{in_pictures} xmp"}
 
 
+@pytest.mark.medium
 def test_switching_places_embeds_what_changes_and_nothing_else(make_run, photos):
     plain = make_run(photos)
     _, before = refreshed(plain)
@@ -157,6 +159,7 @@ def test_by_default_pictures_are_listed_as_before(make_run, photos):
     assert not [item for item in items_of(config).values() if "|" in item["modified"]]
 
 
+@pytest.mark.medium
 def test_keywords_are_a_column_of_lists(make_run, photos, tmp_path):
     (photos / "plain.jpg.xmp").write_bytes((FILES / "sidecar.xmp").read_bytes())
     (photos / "keywords.xmp").write_bytes((FILES / "sidecar.xmp").read_bytes())
@@ -186,6 +189,7 @@ def test_keywords_are_a_column_of_lists(make_run, photos, tmp_path):
     assert all("keywords" not in row for row in rows.values())
 
 
+@pytest.mark.medium
 def test_rows_without_keywords_get_them_from_headers(make_run, photos):
     config = make_run(photos, metadata={"keep": []})
     embedded(config)
@@ -197,6 +201,7 @@ def test_rows_without_keywords_get_them_from_headers(make_run, photos):
     assert found == {"all.jpg": ["one", "three", "two"], "keywords.jpg": ["sailing", "Cowes Week"]}
 
 
+@pytest.mark.medium
 def test_rows_of_a_release_before_keywords_are_read_again_once(make_run, photos):
     embedded(make_run(photos, metadata={"drop": ["keywords"]}))
     (photos / "later.jpg").write_bytes((FILES / "keywords.jpg").read_bytes() + b"\0")
@@ -225,6 +230,7 @@ def test_rows_of_a_release_before_keywords_are_read_again_once(make_run, photos)
 PLACE = {"latitude": 38.7, "longitude": -9.1, "altitude": 12.5}
 
 
+@pytest.mark.medium
 def test_takeouts_times_and_places_fill_what_the_file_does_not_say(make_run, tmp_path):
     folder = tmp_path / "album"
     folder.mkdir()
@@ -309,6 +315,7 @@ def test_pictures_in_tars_and_tables_have_theirs_and_a_given_caption_comes_first
     }
 
 
+@pytest.mark.medium
 def test_an_imagefolder_gives_captions_by_path(make_run, tmp_path):
     for name in ("train/a.jpg", "train/cats/b.jpg", "test/a.jpg", "test/c.jpg"):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)

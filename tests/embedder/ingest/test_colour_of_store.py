@@ -58,6 +58,7 @@ def test_a_new_store_reads_what_files_say(make_run, tmp_path):
     assert record(config)["colour"] == record(config, "CURRENT")["colour"] == "srgb"
 
 
+@pytest.mark.medium
 def test_raw_is_the_fingerprint_and_the_vectors_of_before(make_run, tmp_path):
     config = make_run(pictures(tmp_path / "in"), decode=SET)
     _, rows = embedded(config)
@@ -83,6 +84,7 @@ def test_a_store_without_the_record_goes_on_raw(make_run, tmp_path, caplog):
     assert any(line.startswith('colour raw (decode.colour = "auto"): store ') for line in caplog.messages)
 
 
+@pytest.mark.medium
 def test_another_colour_than_the_stores_is_refused_until_all_is_made_anew(make_run, tmp_path):
     source = pictures(tmp_path / "in")
     embedded(make_run(source, decode=SET))
@@ -98,6 +100,7 @@ def test_another_colour_than_the_stores_is_refused_until_all_is_made_anew(make_r
     assert not embed(config).published  # nothing to do
 
 
+@pytest.mark.medium
 def test_queries_are_read_as_the_store_is(make_run, tmp_path):
     source = pictures(tmp_path / "in")
     for colour in ("raw", "srgb"):
@@ -109,6 +112,7 @@ def test_queries_are_read_as_the_store_is(make_run, tmp_path):
         assert near(found, vector(rows, "profile.png")) > 0.9999
 
 
+@pytest.mark.medium
 def test_pictures_that_say_nothing_give_the_same_bits_either_way(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=4)
     rows = {}
@@ -119,6 +123,7 @@ def test_pictures_that_say_nothing_give_the_same_bits_either_way(make_run, tmp_p
     }
 
 
+@pytest.mark.medium
 def test_further_models_follow(make_run, tmp_path):
     config = make_run(pictures(tmp_path / "in"))
     tables = [{"uri": config.model}, {"name": "second", "kind": "towers", "uri": config.model}]

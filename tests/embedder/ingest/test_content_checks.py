@@ -83,6 +83,7 @@ EXCHANGES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_what_is_exchanged_under_its_time_and_size_is_embedded_anew(name, make_run, folder):
     make, changed = EXCHANGES[name]
@@ -98,6 +99,7 @@ def test_what_is_exchanged_under_its_time_and_size_is_embedded_anew(name, make_r
     assert refreshed(config)[0].outcome == "nothing to do"
 
 
+@pytest.mark.medium
 def test_what_changes_only_change_times_costs_reading_and_no_vector(make_run, folder, tmp_path):
     config = make_run(folder)
     _, before = refreshed(config)
@@ -130,6 +132,7 @@ def test_an_exchanged_tar_is_seen_and_only_what_differs_in_it_is_embedded(make_r
     assert (report.num_equal, report.num_vectors) == (3, 1)
 
 
+@pytest.mark.medium
 def test_a_file_that_a_table_names_and_the_target_of_a_link_are_seen(make_run, folder, tmp_path):
     table = tmp_path / "table.parquet"
     pq.write_table(pa.table({"id": ["a", "b"], "file": [str(folder / "1.bmp"), str(folder / "2.bmp")]}), table)
@@ -145,6 +148,7 @@ def test_a_file_that_a_table_names_and_the_target_of_a_link_are_seen(make_run, f
     assert refreshed(linked)[0].num_vectors == 2, "the file, and the link to it"
 
 
+@pytest.mark.medium
 def test_a_store_of_an_earlier_version_is_left_alone_and_learns_of_exchanges(make_run, folder, monkeypatch):
     config = make_run(folder)
     with monkeypatch.context() as patch:
@@ -160,6 +164,7 @@ def test_a_store_of_an_earlier_version_is_left_alone_and_learns_of_exchanges(mak
     assert refreshed(config)[0].outcome == "nothing to do"
 
 
+@pytest.mark.medium
 def test_all_models_check_the_same_items_and_embed_what_differs(make_run, folder, tmp_path, tiny_model, monkeypatch):
     freeze_states(monkeypatch)
     models = [{"uri": str(tiny_model)}, {"uri": other_towers(tmp_path), "name": "other", "kind": "towers"}]
@@ -176,6 +181,7 @@ def test_all_models_check_the_same_items_and_embed_what_differs(make_run, folder
     assert sum(report.num_differing for report in reports) == 1
 
 
+@pytest.mark.medium
 def test_a_rollback_brings_back_records_by_which_an_exchange_is_seen(make_run, folder):
     config = make_run(folder)
     _, first = refreshed(config)
@@ -195,6 +201,7 @@ def test_a_rollback_brings_back_records_by_which_an_exchange_is_seen(make_run, f
     assert len(versions) == 3
 
 
+@pytest.mark.medium
 def test_changed_by_content_reads_all_and_says_what_differed(make_run, folder, monkeypatch):
     freeze_states(monkeypatch)
     config = make_run(folder, sources={"changed_by": "content"})
@@ -217,6 +224,7 @@ def freeze_states(monkeypatch):
         )
 
 
+@pytest.mark.medium
 def test_a_share_checks_each_item_once_in_a_cycle_the_oldest_records_first(make_run, folder, monkeypatch):
     freeze_states(monkeypatch)
     config = make_run(folder, sources={"verify_share": 0.25})

@@ -51,6 +51,7 @@ def assert_same(row, expected):
         assert row[name] == expected[name]
 
 
+@pytest.mark.medium
 def test_what_is_moved_copied_and_renamed_keeps_its_vectors(make_run, source, computed):
     config = make_run(source, rows_per_part=4)
     _, before = refreshed(config)
@@ -89,6 +90,7 @@ def test_what_is_moved_copied_and_renamed_keeps_its_vectors(make_run, source, co
     assert refreshed(config)[0].outcome == "nothing to do"
 
 
+@pytest.mark.medium
 def test_files_that_exchange_their_names_exchange_their_vectors(make_run, source, computed):
     config = make_run(source)
     _, before = refreshed(config)
@@ -106,6 +108,7 @@ def test_files_that_exchange_their_names_exchange_their_vectors(make_run, source
         assert (hit.item_id, hit.score) == (f"pictures/{other}", pytest.approx(1, abs=0.01))
 
 
+@pytest.mark.medium
 def test_a_limit_retires_no_original_whose_copy_waits(make_run, source, computed):
     config = make_run(source, rows_per_part=2)
     refreshed(config)
@@ -119,6 +122,7 @@ def test_a_limit_retires_no_original_whose_copy_waits(make_run, source, computed
     assert {key[0].partition("/")[0] for key in rows} == {"archive", "clips"}
 
 
+@pytest.mark.medium
 def test_what_only_looks_moved_is_judged_by_the_next_run(make_run, source):
     config = make_run(source)
     _, before = refreshed(config)
@@ -136,6 +140,7 @@ def test_what_only_looks_moved_is_judged_by_the_next_run(make_run, source):
         refreshed(config)
 
 
+@pytest.mark.medium
 def test_a_killed_run_that_had_taken_over_moved_items_goes_on(make_run, source, monkeypatch, computed):
     config = make_run(source)
     refreshed(config)
@@ -155,6 +160,7 @@ def test_a_killed_run_that_had_taken_over_moved_items_goes_on(make_run, source, 
     assert {key[0].partition("/")[0] for key in rows} == {"archive", "clips"}
 
 
+@pytest.mark.medium
 def test_a_copy_of_which_the_originals_rows_are_gone_is_embedded_by_the_next_run(make_run, source, computed):
     config = make_run(source)
     refreshed(config)
@@ -167,6 +173,7 @@ def test_a_copy_of_which_the_originals_rows_are_gone_is_embedded_by_the_next_run
     assert "copy.png" in computed
 
 
+@pytest.mark.medium
 def test_a_file_of_the_same_size_and_name_but_other_content_is_embedded(make_run, source, computed):
     config = make_run(source)
     _, before = refreshed(config)
@@ -182,6 +189,7 @@ def test_a_file_of_the_same_size_and_name_but_other_content_is_embedded(make_run
     assert after["new/0077.png", 0]["image_embedding"] != before["pictures/0001.png", 0]["image_embedding"]
 
 
+@pytest.mark.medium
 def test_a_copy_with_another_caption_is_embedded(make_run, source, computed):
     config = make_run(source)
     refreshed(config)
@@ -193,6 +201,7 @@ def test_a_copy_with_another_caption_is_embedded(make_run, source, computed):
     assert after["0002.png", 0]["caption"] == "another caption than that of the original"
 
 
+@pytest.mark.medium
 def test_the_retire_guard_counts_what_is_gone_and_not_what_was_moved(make_run, source):
     config = make_run(source)
     refreshed(config)
@@ -205,6 +214,7 @@ def test_the_retire_guard_counts_what_is_gone_and_not_what_was_moved(make_run, s
         refreshed(config)
 
 
+@pytest.mark.medium
 def test_purging_an_original_leaves_its_copy(make_run, source):
     config = make_run(source)
     refreshed(config)

@@ -54,6 +54,7 @@ def said(report):
     return [line for line in report_parts(report) if "longer than" in str(line)]
 
 
+@pytest.mark.medium
 def test_a_folder_with_a_clip_counts_each_caption_once(make_run, tmp_path, encoder):
     source = samples.folder(tmp_path / "in", num_images=3, num_clips=1, captions=False)
     (source / "pictures" / "0000.txt").write_text(LONG)
@@ -72,6 +73,7 @@ def test_a_folder_with_a_clip_counts_each_caption_once(make_run, tmp_path, encod
     assert f"captions up to {limit} tokens, longer ones are cut" in " ".join(info.stdout.split())
 
 
+@pytest.mark.medium
 def test_a_table_and_a_further_model_count_and_whole_captions_are_no_line(make_run, tmp_path, tiny_model):
     table = tmp_path / "table.parquet"
     pq.write_table(pa.table({"title": [LONG, "a red car", LONG, ""]}), table)

@@ -72,6 +72,7 @@ def assert_same_vectors(found, expected):
             assert found[key][name] == row[name]
 
 
+@pytest.mark.medium
 def test_rows_of_a_dataset_get_the_vectors_that_those_of_a_table_get(settings, make_run, tmp_path, ray_cluster):
     config = settings()
     report = embedder.embed_dataset(of(ray_cluster, records()), config, **IMAGE, carryover=["price"], name="shop")
@@ -92,6 +93,7 @@ def test_rows_of_a_dataset_get_the_vectors_that_those_of_a_table_get(settings, m
     assert hit.item_id == "shop:7"
 
 
+@pytest.mark.medium
 def test_a_later_call_embeds_what_changed_and_only_retires_what_it_may(settings, make_run, tmp_path, ray_cluster):
     config = settings(max_retire_fraction=0.5)
     folder = samples.folder(tmp_path / "in", num_images=3)
@@ -118,6 +120,7 @@ def test_a_later_call_embeds_what_changed_and_only_retires_what_it_may(settings,
     assert left_in(config) == []
 
 
+@pytest.mark.medium
 def test_a_column_that_changed_alone_is_written_anew_and_its_vectors_stay(settings, ray_cluster):
     config = settings()
     shop = {**IMAGE, "carryover": ["price"]}
@@ -129,6 +132,7 @@ def test_a_column_that_changed_alone_is_written_anew_and_its_vectors_stay(settin
     assert after == before | {("5", 0): before["5", 0] | {"price": 99.0}}
 
 
+@pytest.mark.medium
 def test_arrays_addresses_and_captions_alone_are_items_too(settings, tmp_path, ray_cluster):
     arrays = [np.asarray(samples.make_image(number)) for number in range(4)]
     config = settings("arrays")
@@ -161,6 +165,7 @@ def test_arrays_addresses_and_captions_alone_are_items_too(settings, tmp_path, r
     assert shown.shape[-1] == 3, "of addresses, hits can be shown"
 
 
+@pytest.mark.medium
 def test_a_column_of_addresses_is_what_hits_show(settings, tmp_path, ray_cluster):
     rows = [row | {"at": f"https://shop.example/{row['sku']}.png"} for row in records(range(3))]
     config = settings()
@@ -169,6 +174,7 @@ def test_a_column_of_addresses_is_what_hits_show(settings, tmp_path, ray_cluster
     assert {row["uri"] for row in items_of(config).values()} == {row["at"] for row in rows}
 
 
+@pytest.mark.medium
 def test_a_broken_row_is_a_reject_of_its_own(settings, ray_cluster):
     rows = records(
         n1={"photo": b"no picture"},
@@ -188,6 +194,7 @@ def test_a_broken_row_is_a_reject_of_its_own(settings, ray_cluster):
     assert (again.num_new, again.num_changed) == (0, 0), "of the two, it is always the same one"
 
 
+@pytest.mark.medium
 def test_equal_content_is_one_item_where_nothing_else_tells_rows_apart(settings, ray_cluster):
     config = settings()
     rows = [*records(range(4)), *records([1, 2])]
@@ -206,6 +213,7 @@ def test_a_dataset_that_gives_other_pictures_the_second_time_loses_none_silently
     assert "dataset.materialize()" in item["error"]
 
 
+@pytest.mark.medium
 def test_joined_captions_reach_the_rows_of_a_dataset(settings, tmp_path, ray_cluster):
     pq.write_table(pa.table({"sku": range(NUM), "text": [f"number {n}" for n in range(NUM)]}), tmp_path / "t.parquet")
     join = {"path": str(tmp_path / "t.parquet"), "on": {"id": "sku"}, "caption": "text", "source": "shop"}
@@ -300,6 +308,7 @@ def test_a_killed_call_is_gone_on_with_by_the_same_call_exactly(settings, tiny_m
     assert not list(store.glob("runs/*/input/*"))
 
 
+@pytest.mark.medium
 def test_the_example_of_the_documentation_runs(settings, tiny_model, tmp_path, ray_cluster, monkeypatch, capsys):
     page = (Path(__file__).parents[3] / "docs" / "own-images.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)

@@ -47,6 +47,7 @@ def test_a_new_store_on_cpus_is_of_float32_to_the_bit(make_run, tmp_path, caplog
         assert all(row[name] == rows[key][name] for name in ("image_embedding", "text_embedding"))
 
 
+@pytest.mark.medium
 def test_a_store_goes_on_in_its_own_dtype(make_run, tmp_path, caplog):
     source = samples.folder(tmp_path / "in", num_images=2)
     stores = {dtype: str(tmp_path / dtype) for dtype in ("float32", "bfloat16", "auto")}
@@ -104,6 +105,7 @@ def test_a_run_that_is_worth_its_gpu_by_its_type_alone_gets_the_dtype_of_it(make
     assert choice.dtype == "bfloat16"
 
 
+@pytest.mark.medium
 def test_rows_of_other_versions_of_libraries_are_named_once(make_run, tmp_path, monkeypatch, said):
     source = samples.folder(tmp_path / "in", num_images=3, num_clips=0)
     now = dict(installation.vector_libraries())

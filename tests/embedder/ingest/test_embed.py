@@ -24,6 +24,7 @@ def unit(vector):
     return np.isclose(np.linalg.norm(vector), 1, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_folder_of_pictures_captions_and_clips_is_embedded_whole(make_run, tmp_path):
     source = samples.folder(tmp_path / "a folder with spaces é", num_clips=1)
     (source / "just words.txt").write_text("seven white horses")
@@ -46,6 +47,7 @@ def test_a_folder_of_pictures_captions_and_clips_is_embedded_whole(make_run, tmp
     assert rows["pictures/0002.png", 0]["caption"] == samples.SENTENCES[2]
 
 
+@pytest.mark.medium
 def test_vectors_are_those_of_the_query_encoder_and_do_not_depend_on_neighbours(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=40)
     config = make_run(source, batch_size=7)
@@ -59,6 +61,7 @@ def test_vectors_are_those_of_the_query_encoder_and_do_not_depend_on_neighbours(
     assert np.allclose(rows["pictures/0004.png", 0]["text_embedding"], expected, atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_stages", [2, 8])
 def test_any_number_of_stages_gives_the_same_vectors(make_run, tmp_path, num_stages):
     source = samples.folder(tmp_path / "in", num_clips=1)
@@ -93,6 +96,7 @@ def test_bad_files_are_rejected_one_by_one_and_their_neighbours_are_not(make_run
     assert unit(rows["really a picture.txt", 0]["image_embedding"])
 
 
+@pytest.mark.medium
 def test_a_second_run_embeds_only_what_is_new_or_changed(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=6)
     config = make_run(source)
@@ -165,6 +169,7 @@ def test_a_caption_of_ten_thousand_words_is_cut_for_the_model_and_kept_in_the_ta
     assert unit(row["text_embedding"])
 
 
+@pytest.mark.medium
 def test_a_store_below_its_source_and_all_that_the_run_writes_there_are_never_items(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=3)
     names = {key: str(source / name) for key, name in OWN_FILES.items()}
@@ -199,6 +204,7 @@ def test_a_single_file_that_is_no_item_is_the_users_mistake(make_run, tmp_path, 
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.medium
 def test_the_times_of_a_run_are_those_that_the_next_one_is_told(make_run, tmp_path, tiny_model, said):
     source = samples.folder(tmp_path / "in", num_images=12)
     fingerprint = open_model(str(tiny_model)).fingerprint

@@ -153,6 +153,7 @@ print(json.dumps({"told": told, "failures": failures, "changed": sorted(changed)
     assert found["changed"] == [f"pictures/{number:04d}.png" for number in range(8)]
 
 
+@pytest.mark.medium
 @needs_mounts
 def test_a_store_made_read_only_is_refused_and_still_read(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=6)
@@ -206,6 +207,7 @@ def damage(path, how):
     path.unlink() if how == "gone" else path.write_bytes(changed[how])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("how", ["noise", "gone"])
 def test_a_damaged_part_file_of_an_unfinished_run_is_named_with_the_cure_which_works(make_run, tmp_path, how):
     source = samples.folder(tmp_path / "in", num_images=6)
@@ -224,6 +226,7 @@ def test_a_damaged_part_file_of_an_unfinished_run_is_named_with_the_cure_which_w
     assert len(rows_of(config)) == 6
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("how", ["cut off", "gone"])
 def test_a_damaged_published_part_file_is_named_and_nothing_is_changed(make_run, tmp_path, how):
     source = samples.folder(tmp_path / "in", num_images=6)
@@ -240,6 +243,7 @@ def test_a_damaged_published_part_file_is_named_and_nothing_is_changed(make_run,
     assert (tmp_path / "store" / "CURRENT.json").read_bytes() == current
 
 
+@pytest.mark.medium
 def test_a_source_that_vanishes_in_the_middle_and_comes_back_ends_in_the_right_store(make_run, tmp_path, monkeypatch):
     source = samples.folder(tmp_path / "in", num_images=60)
     config = make_run(source, rows_per_part=4, batch_size=4, min_rejects=1)
@@ -263,6 +267,7 @@ def test_a_source_that_vanishes_in_the_middle_and_comes_back_ends_in_the_right_s
     same_vectors(rows_of(config), undisturbed)
 
 
+@pytest.mark.medium
 def test_a_clock_set_back_by_years_publishes_all_the_same(make_run, tmp_path, monkeypatch):
     source = samples.folder(tmp_path / "in", num_images=4)
     config = make_run(source)

@@ -54,6 +54,7 @@ def test_search_follows_the_first_embed_without_another_command(make_run, tmp_pa
     assert [each.index for each in publications(StoreFiles(config.store))] == [1]
 
 
+@pytest.mark.medium
 def test_the_first_refresh_makes_it_and_later_ones_keep_it_up_to_date(make_run, tmp_path):
     source = samples.folder(tmp_path / "in")
     config = make_run(source)
@@ -72,6 +73,7 @@ def test_all_settings_of_the_index_count_for_the_first_one(make_run, tmp_path):
     assert (number, manifest.kind, manifest.target_recall) == (1, "hnsw", 0.97)
 
 
+@pytest.mark.medium
 def test_where_it_is_not_wanted_none_is_made_and_one_that_is_there_is_kept(make_run, tmp_path, run_embedder):
     source = samples.folder(tmp_path / "in")
     config = make_run(source)

@@ -362,6 +362,7 @@ def judged(config):
     return verdicts(result_of(run, report.num_items, report.num_rejected, None))
 
 
+@pytest.mark.medium
 def test_nan_weights_reject_every_item(make_run, tmp_path, broken_model):
     model = broken_model(lambda name, value: np.full_like(value, np.nan) if "blocks.1" in name else value)
     found = judged(make_run(samples.folder(tmp_path / "in", num_images=40, captions=False), model=str(model)))

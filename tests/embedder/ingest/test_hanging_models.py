@@ -50,6 +50,7 @@ def test_what_hangs_in_a_process_of_its_own_is_a_reject_of_that_model_and_tried_
     assert table_hashes(config.store) == before
 
 
+@pytest.mark.medium
 def test_what_hangs_in_the_runs_own_process_ends_it_in_one_line_and_the_same_command_goes_on(
     make_run, tmp_path, tiny_model, monkeypatch
 ):

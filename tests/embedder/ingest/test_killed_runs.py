@@ -13,6 +13,8 @@ from deltalake import DeltaTable
 from embedding_runs import assert_same
 from killed_runs import command, run_to_the_end
 
+pytestmark = pytest.mark.medium
+
 NUM_IMAGES, NUM_CLIPS = 120, 2
 NUM_KILLS = int(os.environ.get("EMBEDDER_NUM_KILLS", "3"))  # of one run
 METRICS = (

@@ -76,6 +76,7 @@ print(pa.default_memory_pool().max_memory() / before)
 """
 
 
+@pytest.mark.medium
 def test_comparing_takes_less_memory_than_two_copies_of_the_tables():
     done = subprocess.run([sys.executable, "-c", COMPARE], capture_output=True, text=True, check=True)
     assert 1 < float(done.stdout) < 3

@@ -57,6 +57,7 @@ def test_a_run_fills_the_columns_in_their_types(make_run, photos):
     assert found["drawn.png", 0]["format"] == "PNG"
 
 
+@pytest.mark.medium
 def test_conditions_hits_and_tables_of_hits_have_them(make_run, photos, tmp_path):
     config = make_run(photos)
     embed(config)
@@ -110,6 +111,7 @@ def test_an_unknown_column_or_group_is_refused(tmp_path):
         load_config(overrides={"metadata": {"drop": ["place"]}})
 
 
+@pytest.mark.medium
 def test_vectors_and_fingerprints_are_those_of_a_store_without_columns(make_run, photos, tmp_path):
     _, rows = embedded(make_run(photos))
     _, without = embedded(make_run(photos, store=str(tmp_path / "other"), metadata={"keep": []}))
@@ -159,6 +161,7 @@ def fill(config, **options):
     return fill_metadata(StoreFiles(config.store), config.metadata.columns, same_index, **options)
 
 
+@pytest.mark.medium
 def test_an_old_store_gains_the_columns_from_headers_alone(old_store, make_run, photos, tmp_path):
     before = rows_of(old_store.store)
     new, filled = fill(old_store)
@@ -200,6 +203,7 @@ def test_a_file_that_is_gone_or_has_changed_stays_as_it_is(old_store, photos):
     assert filled.num_files == 2
 
 
+@pytest.mark.medium
 def test_filling_empties_what_is_dropped(make_run, photos):
     config = make_run(photos)
     embed(config)
@@ -235,6 +239,7 @@ def test_a_rolled_back_store_reads_as_before_and_can_go_on(old_store, photos):
     assert [(hit.carryover, hit.medium) for hit in hits] == [({}, {})] * 3
 
 
+@pytest.mark.medium
 def test_what_is_left_out_later_is_not_filled_again(make_run, photos):
     config = make_run(photos)
     embed(config)
@@ -273,6 +278,7 @@ def test_a_column_of_the_medium_gives_way_to_a_carried_one_of_another_case(make_
     assert "format" not in found
 
 
+@pytest.mark.medium
 def test_a_former_steps_column_is_not_filled_by_the_medium(make_run, photos, tmp_path):
     code = "def look(batch):\n    return {'sharpness': ['by eye'] * len(batch)}\n"
     (tmp_path / "steps.py").write_text(code)
@@ -294,6 +300,7 @@ def test_what_was_emptied_is_not_published_again(make_run, photos):
     assert (new, filled.emptied, filled.num_rows) == (None, (), 0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("keep", "num_rows"), [(["gps"], 2), (["look"], 0)])
 def test_a_store_without_forms_counts_the_rows_whose_wanted_columns_are_empty(
     old_store, make_run, photos, keep, num_rows
@@ -304,6 +311,7 @@ def test_a_store_without_forms_counts_the_rows_whose_wanted_columns_are_empty(
     assert (new, filled.num_rows) == (None, num_rows)
 
 
+@pytest.mark.medium
 def test_an_ended_fill_goes_on_where_it_was(make_run, old_store, photos, monkeypatch):
     shutil.copy(FILES / "iptc.jpg", photos)
     refresh(make_run(photos, metadata={"keep": []}))  # a second part file
@@ -323,6 +331,7 @@ def test_an_ended_fill_goes_on_where_it_was(make_run, old_store, photos, monkeyp
     assert all(row["format"] for row in rows_of(old_store.store).values())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_dropped_again", [False, True])
 def test_a_store_of_earlier_columns_goes_on_after_a_refused_run_and_reads_rows_of_both(
     make_run, photos, tmp_path, is_dropped_again

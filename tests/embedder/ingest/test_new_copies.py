@@ -66,6 +66,7 @@ def assert_as_afresh(rows, make_run, source, monkeypatch):
             assert rows[key][name] == (None if row[name] is None else pytest.approx(row[name], abs=1e-5))
 
 
+@pytest.mark.medium
 def test_what_is_there_twice_is_computed_once_and_is_two_rows(make_run, source, computed, monkeypatch):
     config = make_run(source, rows_per_part=2)
     planned = forecast(config, IngestOptions(kind="refresh"))
@@ -137,6 +138,7 @@ def test_a_broken_picture_that_is_there_twice_is_two_rejects(make_run, source):
     assert (first["error_type"], first["error"]) == (second["error_type"], second["error"])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("step", ["take_over", "write_copies", "end_run"])
 def test_a_run_that_was_killed_ends_in_the_same_rows(make_run, source, computed, monkeypatch, step):
     config = make_run(source, rows_per_part=2)
@@ -163,6 +165,7 @@ def test_on_ray_too_what_is_there_twice_is_computed_once(make_run, source, monke
     assert_as_afresh(rows, make_run, source, monkeypatch)
 
 
+@pytest.mark.medium
 def test_copies_join_what_was_published_meanwhile(make_run, source, computed, monkeypatch):
     config = make_run(source, publish_every_s=0.05, rows_per_part=1, batch_size=1, min_rejects=1)
     original = embed_module.execute
@@ -180,6 +183,7 @@ def test_copies_join_what_was_published_meanwhile(make_run, source, computed, mo
     assert_as_afresh(rows, make_run, source, monkeypatch)
 
 
+@pytest.mark.medium
 def test_further_models_compute_copies_as_well(make_run, source, tiny_model, tmp_path, computed):
     second = other_towers(tmp_path / "models")
     config = make_run(source, model=[{"uri": str(tiny_model)}, {"name": "other", "uri": second}])
@@ -190,6 +194,7 @@ def test_further_models_compute_copies_as_well(make_run, source, tiny_model, tmp
     assert refreshed(config)[0].outcome == "nothing to do"
 
 
+@pytest.mark.medium
 def test_a_copy_that_changed_between_the_sessions_is_embedded(make_run, source, computed, monkeypatch):
     config = make_run(source)
 
@@ -207,6 +212,7 @@ def test_a_copy_that_changed_between_the_sessions_is_embedded(make_run, source, 
     assert first != other
 
 
+@pytest.mark.medium
 def test_an_original_that_changes_meanwhile_lends_its_copy_nothing(make_run, source, computed, monkeypatch):
     config = make_run(source)
     original = new_copies.find_new_copies
@@ -225,6 +231,7 @@ def test_an_original_that_changes_meanwhile_lends_its_copy_nothing(make_run, sou
     assert ("pictures/0003.png", 0) in rows
 
 
+@pytest.mark.medium
 def test_a_copy_of_a_moved_picture_and_of_its_other_copy_is_one_row(make_run, source, computed):
     config = make_run(source / "pictures")
     refreshed(config)
@@ -260,6 +267,7 @@ def test_carried_columns_are_those_of_the_copys_own_row(make_run, tmp_path, comp
     assert [rows[f"{name}.png", 0]["place"] for name in ("x", "y")] == ["x", "y"]
 
 
+@pytest.mark.medium
 def test_with_a_limit_a_copy_waits_for_no_original(make_run, source, computed):
     config = make_run(source)
     report, _ = refreshed(config, limit=9)
@@ -328,6 +336,7 @@ def of_file(tmp_path, function, **keys):
     return {"name": function, "callable": f"{file}:{function}", **keys}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("where", ["after_decode", "before_write"])
 def test_a_step_that_takes_a_name_sees_each_copy(where, make_run, source, tmp_path, computed):
     own = of_file(tmp_path, "name", inputs=["item_id"], outputs={"album": "string"}, where=where)
@@ -342,6 +351,7 @@ def test_a_step_that_takes_a_name_sees_each_copy(where, make_run, source, tmp_pa
     assert ("pictures/0001.png", 0) not in rows
 
 
+@pytest.mark.medium
 def test_a_step_that_takes_content_sees_one_of_all_copies(make_run, source, tmp_path, computed):
     own = of_file(tmp_path, "side", inputs=["image"], outputs={"wide": "bool"})
     report, rows = refreshed(make_run(source, step=[own]))
@@ -349,6 +359,7 @@ def test_a_step_that_takes_content_sees_one_of_all_copies(make_run, source, tmp_
     assert all(row["wide"] for row in rows.values())
 
 
+@pytest.mark.medium
 def test_copies_that_a_step_rejects_are_rejects_at_once(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=1, captions=False)
     for number in range(3):

@@ -70,6 +70,7 @@ def is_named(name, rejects):
     return any(item.partition("#key-")[0] == printable(name) for item in rejects)
 
 
+@pytest.mark.medium
 def test_among_300_hostile_keys_the_good_are_embedded_and_each_other_is_named(make_run, bucket, put):
     good, odd = hostile_names(260, 40)
     put({f"pics/{name}": samples.image_bytes(n) for n, name in enumerate([*good, *odd])})
@@ -179,6 +180,7 @@ def test_the_root_of_a_bucket_is_listed_past_an_odd_key(bucket, put):
     assert [row["item_id"] for row in rows if row["error_type"]] == ["m//odd.png"]
 
 
+@pytest.mark.medium
 def test_what_obstore_refuses_is_what_is_called_odd(bucket, put):
     for n, name in enumerate([*GOOD, *ODD]):
         put({f"pics{n}/{name}": b"x"})

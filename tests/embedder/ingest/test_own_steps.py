@@ -33,6 +33,7 @@ def step(file, function, **keys):
     return {"callable": f"{file}:{function}", **keys}
 
 
+@pytest.mark.medium
 def test_columns_of_steps_stand_beside_vectors_that_no_step_has_changed(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=4, num_clips=1)
     file = steps_file(tmp_path)
@@ -51,6 +52,7 @@ def test_columns_of_steps_stand_beside_vectors_that_no_step_has_changed(make_run
     assert all(row["brightness"] is not None for row in rows.values()), "of a clip, its middle frame"
 
 
+@pytest.mark.medium
 def test_a_row_becomes_several_that_are_numbered_and_know_their_part_of_the_image(make_run, tmp_path):
     source, file = samples.folder(tmp_path / "in", num_images=3), steps_file(tmp_path)
     config = make_run(source, step=[step(file, "quarters", **HALVES)])
@@ -70,6 +72,7 @@ def test_a_row_becomes_several_that_are_numbered_and_know_their_part_of_the_imag
     assert all(item["num_vectors"] == 2 for item in items_of(config).values())
 
 
+@pytest.mark.medium
 def test_windows_of_a_text_have_a_caption_each(make_run, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "story.txt").write_text("two cats sleep in the sun on the road")
@@ -86,6 +89,7 @@ def test_windows_of_a_text_have_a_caption_each(make_run, tmp_path):
         np.testing.assert_allclose(rows["story.txt", number]["text_embedding"], vectors[number], atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("blank", ["", " \n"])
 def test_a_blank_caption_of_a_step_is_none(make_run, tmp_path, blank):
     source = samples.folder(tmp_path / "in", num_images=1)
@@ -123,6 +127,7 @@ def test_a_row_that_raises_hangs_kills_or_gives_too_much_is_a_reject_of_that_row
     assert refreshed(fixed)[0].reasons == {"step lengths changed": 8}
 
 
+@pytest.mark.medium
 def test_rejects_of_a_step_are_tried_again_on_demand(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=3)
     file = steps_file(tmp_path, "def own(batch, path):\n    open(path)\n    return {'size': [1] * batch.num_rows}\n")
@@ -162,6 +167,7 @@ def test_a_function_that_cannot_be_imported_is_told_before_anything_is_done(make
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.medium
 def test_a_refresh_says_which_step_changed_and_makes_all_rows_anew(make_run, tmp_path):
     source, file = samples.folder(tmp_path / "in", num_images=4), steps_file(tmp_path)
     plain = make_run(source)
@@ -185,6 +191,7 @@ def test_a_refresh_says_which_step_changed_and_makes_all_rows_anew(make_run, tmp
     assert refreshed(plain)[0].outcome == "nothing to do"
 
 
+@pytest.mark.medium
 def test_a_step_sees_a_carried_column_whose_value_is_content(make_run, tmp_path):
     table = tmp_path / "items.csv"
     table.write_text("id,caption,price\na,two cats,3.5\nb,a red car,\n")
@@ -203,6 +210,7 @@ def test_a_step_sees_a_carried_column_whose_value_is_content(make_run, tmp_path)
         }
 
 
+@pytest.mark.medium
 def test_search_finds_parts_of_images_and_filters_by_a_column_of_a_step(make_run, tmp_path):
     source, file = samples.folder(tmp_path / "in", num_images=6), steps_file(tmp_path)
     config = make_run(source, step=[step(file, "quarters", **HALVES)])
@@ -217,6 +225,7 @@ def test_search_finds_parts_of_images_and_filters_by_a_column_of_a_step(make_run
     assert rows_of(config)[hits[0].item_id, 1]["side"] == "right"
 
 
+@pytest.mark.medium
 def test_the_example_of_the_documentation_runs(make_run, tmp_path):
     page = (Path(embedder.__file__).parents[1] / "docs" / "steps.md").read_text(encoding="utf-8")
     (run,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
@@ -232,6 +241,7 @@ def test_the_example_of_the_documentation_runs(make_run, tmp_path):
     assert "embedder.steps" in entry_point
 
 
+@pytest.mark.medium
 def test_further_models_are_given_the_same_parts_and_kept_where_a_step_changes_none(make_run, tmp_path, tiny_model):
     source, file = samples.folder(tmp_path / "in", num_images=3), steps_file(tmp_path)
     models = [{"uri": str(tiny_model)}, classifier(tmp_path)]
@@ -250,6 +260,7 @@ def test_further_models_are_given_the_same_parts_and_kept_where_a_step_changes_n
     assert table_hashes(config.store, "shades") == before
 
 
+@pytest.mark.medium
 def test_a_dry_run_tells_what_a_changed_step_before_writing_costs_and_which_models_it_leaves(
     make_run, tmp_path, tiny_model
 ):
@@ -267,6 +278,7 @@ def test_a_dry_run_tells_what_a_changed_step_before_writing_costs_and_which_mode
     assert told.models["shades"].reasons == () and not told.models["shades"].replaces_all
 
 
+@pytest.mark.medium
 def test_a_rollback_over_a_step_brings_back_rows_without_it_and_its_columns_are_null(make_run, tmp_path):
     source, file = samples.folder(tmp_path / "in", num_images=4), steps_file(tmp_path)
     plain, halved = make_run(source), make_run(source, step=[step(file, "quarters", **HALVES)])
@@ -283,6 +295,7 @@ def test_a_rollback_over_a_step_brings_back_rows_without_it_and_its_columns_are_
     assert all(again[key]["region"] == parts[key]["region"] for key in parts)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_published", [True, False])
 def test_a_step_that_was_given_up_leaves_a_column_that_no_later_run_needs(make_run, tmp_path, is_published):
     source, file = samples.folder(tmp_path / "in", num_images=2), steps_file(tmp_path)
@@ -298,6 +311,7 @@ def test_a_step_that_was_given_up_leaves_a_column_that_no_later_run_needs(make_r
     assert {row["norm"] for row in rows.values()} == {None}
 
 
+@pytest.mark.medium
 def test_a_run_goes_on_with_the_same_steps_alone(make_run, tmp_path):
     source, file = samples.folder(tmp_path / "in", num_images=4), steps_file(tmp_path)
     plain, halved = make_run(source), make_run(source, step=[step(file, "quarters", **HALVES)])

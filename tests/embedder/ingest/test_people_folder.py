@@ -17,6 +17,7 @@ OTHER_LINE = "6 other files left out: 2 .pdf, 1 .gpx, 1 .m4a, 1 .md, 1 no suffix
 UNREADABLE_LINE = "6 files of kinds that this version can't read left out: 4 JP2, 1 DNG, 1 SVG; convert them"
 
 
+@pytest.mark.medium
 def test_a_phones_export_publishes_and_the_next_runs_do_nothing(make_run, tmp_path, run_embedder, tiny_model):
     source, store = people_folder.people_folder(tmp_path / "export"), tmp_path / "store"
     command = ("embed", source, "--model", tiny_model, "--store", store, "--engine", "local", "--json")
@@ -71,6 +72,7 @@ def test_what_was_read_and_left_out_is_listed_with_its_reason_and_tried_again_on
     assert (report.other_files, report.unreadable) == (OTHER_FILES, UNREADABLE)
 
 
+@pytest.mark.medium
 def test_a_jpeg_2000_with_a_caption_keeps_its_caption_and_becomes_a_picture_once_converted(make_run, small):
     caption = small / "DCIM" / "IMG_0101.txt"
     caption.write_text("seven white horses")
@@ -94,6 +96,7 @@ def test_a_picture_that_becomes_no_picture_keeps_its_vector_and_is_a_reject(make
     assert after["a screenshot", 0]["image_embedding"] == before["a screenshot", 0]["image_embedding"]
 
 
+@pytest.mark.medium
 def test_a_contact_sheet_that_a_search_saved_among_the_pictures_is_no_item(make_run, tmp_path, run_embedder):
     source = samples.folder(tmp_path / "in", num_images=3)
     config = make_run(source)

@@ -35,6 +35,7 @@ def test_after_a_compaction_nothing_is_to_be_done_and_changes_find_their_rows(ma
     assert rows == {key: row for key, row in before.items() if key[0] != "pictures/0001.png"}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("run", "limit"),
     [(embedder.refresh, "MIN_SAVED"), (embedder.embed, "MIN_SAVED_BY_EMBED")],
@@ -54,6 +55,7 @@ def test_a_run_compacts_where_it_pays_and_keeps_the_index(make_run, source, monk
     assert len(rows_of(config)) == 7
 
 
+@pytest.mark.medium
 def test_purged_items_stay_away_until_they_are_allowed_again(make_run, source):
     config = make_run(source)
     _, before = refreshed(config)

@@ -52,6 +52,7 @@ def write_config(tmp_path):
     return write
 
 
+@pytest.mark.medium
 def test_a_night_without_a_change_loads_no_model_and_touches_no_file(make_run, tmp_path, write_config):
     config = make_run(samples.folder(tmp_path / "in"))
     refreshed(config)
@@ -63,6 +64,7 @@ def test_a_night_without_a_change_loads_no_model_and_touches_no_file(make_run, t
     assert (report["kind"], report["reasons"]) == ("refresh", {})
 
 
+@pytest.mark.medium
 def test_a_touched_file_of_equal_content_costs_no_model_time_and_keeps_its_vector(make_run, tmp_path, write_config):
     source = samples.folder(tmp_path / "in", num_clips=1)
     config = make_run(source)
@@ -80,6 +82,7 @@ def test_a_touched_file_of_equal_content_costs_no_model_time_and_keeps_its_vecto
     assert refreshed(config)[0].outcome == "nothing to do", "the new times are remembered"
 
 
+@pytest.mark.medium
 def test_touched_and_changed_files_side_by_side_come_out_right(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=40)
     config = make_run(source, batch_size=4, rows_per_part=8)
@@ -97,6 +100,7 @@ def test_touched_and_changed_files_side_by_side_come_out_right(make_run, tmp_pat
     assert np.allclose(after["pictures/0000.png", 0]["image_embedding"], expected, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_changed_caption_is_a_change_and_a_touched_one_is_not(make_run, tmp_path):
     source = samples.folder(tmp_path / "in")
     config = make_run(source)
@@ -113,6 +117,7 @@ def test_a_changed_caption_is_a_change_and_a_touched_one_is_not(make_run, tmp_pa
     assert (after["pictures/0004.png", 0]["modality"], after["pictures/0004.png", 0]["caption"]) == ("image", None)
 
 
+@pytest.mark.medium
 def test_a_file_that_changed_and_can_not_be_read_keeps_its_old_vector_until_it_is_mended(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", captions=False)
     path, key = source / "pictures" / "0003.png", ("pictures/0003.png", 0)
@@ -179,6 +184,7 @@ def failing(monkeypatch):
     return names
 
 
+@pytest.mark.medium
 def test_what_failed_in_passing_is_tried_again_by_itself_and_not_for_ever(make_run, tmp_path, failing):
     source = samples.folder(tmp_path / "in", num_images=4)
     config = make_run(source, max_reject_fraction=1, max_attempts=3)
@@ -208,6 +214,7 @@ def test_what_failed_in_passing_in_a_refused_run_is_tried_again_when_it_goes_on(
     assert len(after) == 4
 
 
+@pytest.mark.medium
 def test_what_is_gone_leaves_the_store_and_its_index(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=30)
     config = make_run(source)

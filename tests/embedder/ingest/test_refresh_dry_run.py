@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import samples
 from refresh_runs import contents, refreshed, touch
 
@@ -18,6 +19,7 @@ def reasons(found):
     return {each.reason: each.num_items for each in found.reasons}
 
 
+@pytest.mark.medium
 def test_a_dry_run_names_each_reason_with_its_count_and_bytes_and_changes_nothing(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=40, captions=False)
     (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
@@ -59,6 +61,7 @@ def test_a_dry_run_of_nothing_new_promises_no_work(make_run, tmp_path):
     assert (found.reasons, found.num_to_embed, found.rewrite_bytes, found.estimate.wall_s) == ((), 0, 0, 0.0)
 
 
+@pytest.mark.medium
 def test_a_dry_run_before_the_first_run_makes_no_store(make_run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = make_run(samples.folder(tmp_path / "in"))
@@ -91,6 +94,7 @@ def test_an_estimate_is_the_median_of_the_last_runs_that_measured_anything():
     assert from_reports([], 300).wall_s is None
 
 
+@pytest.mark.medium
 def test_a_report_that_is_damaged_is_no_part_of_an_estimate(make_run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = samples.folder(tmp_path / "in", num_images=3, captions=False)

@@ -10,6 +10,8 @@ import embedder
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.work import IngestOptions
 
+pytestmark = pytest.mark.medium
+
 NUM = 8
 
 

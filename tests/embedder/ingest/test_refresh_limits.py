@@ -39,6 +39,7 @@ def remove(folder, num_files=None):
         path.unlink()
 
 
+@pytest.mark.medium
 def test_a_limit_publishes_what_is_done_and_the_next_refresh_goes_on(make_run, tmp_path):
     config = make_run(samples.folder(tmp_path / "in", num_images=10))
     for expected, left in ((4, 6), (8, 2), (10, 0)):
@@ -48,6 +49,7 @@ def test_a_limit_publishes_what_is_done_and_the_next_refresh_goes_on(make_run, t
     assert len({row["run_id"] for row in rows.values()}) == 3
 
 
+@pytest.mark.medium
 def test_time_that_is_up_publishes_what_is_done_and_the_next_refresh_goes_on(make_run, tmp_path, monkeypatch):
     source = samples.folder(tmp_path / "in", num_images=4)
     config = make_run(source, rows_per_part=4, batch_size=2)
@@ -138,6 +140,7 @@ def test_forcing_the_guard_retires_all_the_same_and_is_written_down(make_run, tm
     assert saved["guards"] == list(report.guards)
 
 
+@pytest.mark.medium
 def test_a_store_may_become_empty_where_it_is_forced_to_and_fill_again(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=3, captions=False)
     config = make_run(source)
@@ -150,6 +153,7 @@ def test_a_store_may_become_empty_where_it_is_forced_to_and_fill_again(make_run,
     assert set(rows) == {("back.png", 0)}
 
 
+@pytest.mark.medium
 def test_what_another_run_published_while_this_one_listed_is_not_taken_for_gone(make_run, tmp_path, monkeypatch):
     source = samples.folder(tmp_path / "in", num_images=4, captions=False)
     config = make_run(source, max_retire_fraction=1)
@@ -168,6 +172,7 @@ def test_what_another_run_published_while_this_one_listed_is_not_taken_for_gone(
     assert (report.outcome, len(rows)) == ("nothing to do", 5)
 
 
+@pytest.mark.medium
 def test_two_refreshes_at_once_are_one_refresh_and_one_clear_line(make_run, tmp_path, run_embedder):
     source = samples.folder(tmp_path / "in", num_images=2)
     config = make_run(source)

@@ -36,6 +36,7 @@ def fingerprints(config):
     return {row["model_fingerprint"] for row in rows_of(config).values()}
 
 
+@pytest.mark.medium
 def test_a_new_model_embeds_all_anew_and_is_published_at_once_when_whole(make_run, tmp_path, new_model):
     source = samples.folder(tmp_path / "in", num_images=20)
     old = make_run(source)
@@ -72,6 +73,7 @@ def test_a_new_model_embeds_all_anew_and_is_published_at_once_when_whole(make_ru
     assert refreshed(new)[0].outcome == "nothing to do"
 
 
+@pytest.mark.medium
 def test_what_changes_or_goes_while_a_model_changes_is_right_in_the_end(make_run, tmp_path, new_model):
     source = samples.folder(tmp_path / "in", num_images=20)
     refreshed(make_run(source))
@@ -101,6 +103,7 @@ def test_a_reject_under_the_new_model_keeps_no_vector_of_the_old_one(make_run, t
     assert (item["state"], item["stale"], item["num_vectors"]) == ("rejected", False, 0)
 
 
+@pytest.mark.medium
 def test_other_segments_are_a_change_of_the_preprocessing(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=2, num_clips=1)
     _, before = refreshed(make_run(source, segment_s=2.0))
@@ -111,6 +114,7 @@ def test_other_segments_are_a_change_of_the_preprocessing(make_run, tmp_path):
     assert embedder.open_store(other.store).info.segment_s == 1.0
 
 
+@pytest.mark.medium
 def test_embed_refuses_another_model_and_names_the_refresh(make_run, tmp_path, new_model):
     source = samples.folder(tmp_path / "in", num_images=2)
     refreshed(make_run(source))
@@ -149,6 +153,7 @@ class Killed(Exception):
     """Stands for kill -9 between two steps."""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("moment", ["embeddings", "items", "index", CURRENT_FILE, STORE_FILE])
 def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
     make_run, tmp_path, new_model, monkeypatch, moment

@@ -39,6 +39,7 @@ def assert_same_vectors(before, after, keys):
             assert after[key][name] == before[key][name]
 
 
+@pytest.mark.medium
 def test_rows_of_a_table_that_was_written_anew_are_found_at_their_new_places(catalogue):
     path, configure = catalogue
     config = configure()
@@ -97,6 +98,7 @@ def test_a_table_that_was_only_touched_rewrites_no_part_file(catalogue):
     assert not list(Path(config.store).glob("runs/*/journal/*.parquet")), "moves are needed no longer"
 
 
+@pytest.mark.medium
 def test_members_of_a_tar_that_was_written_anew_are_found_at_their_new_offsets(make_run, tmp_path):
     def write_tar(numbers):
         with tarfile.open(tmp_path / "shard.tar", "w") as tar:

@@ -3,6 +3,7 @@
 import resource
 
 import pyarrow as pa
+import pytest
 import store_samples
 from refresh_runs import contents
 from store_samples import table
@@ -40,6 +41,7 @@ def cpu_s_of_children():
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.medium
 def test_ten_thousand_unchanged_items_take_less_than_ten_seconds_of_cpu(make_run, tmp_path, run_embedder_apart):
     source = tmp_path / "in"
     source.mkdir()

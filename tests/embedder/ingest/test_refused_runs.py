@@ -68,6 +68,7 @@ def proposed_options(message):
     return shlex.split(message.partition("run the same command with ")[2])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", [["embed", "--config"], ["refresh"]])
 def test_the_option_that_a_refusal_names_publishes_what_it_refused(config_file, command):
     refused = run_here(*command, config_file)
@@ -83,6 +84,7 @@ def test_the_option_that_a_refusal_names_publishes_what_it_refused(config_file, 
     assert {guard["name"] for guard in again.found["guards"] if guard["forced"]} == {"rejects", "vectors"}
 
 
+@pytest.mark.medium
 def test_every_command_in_a_refusal_is_accepted(config_file, tiny_model):
     message = last_line(run_here("refresh", config_file))
     commands = re.findall(r"`embedder ([^`]+)`", message)
@@ -95,6 +97,7 @@ def test_every_command_in_a_refusal_is_accepted(config_file, tiny_model):
         assert ended.code == 0, ended.stderr
 
 
+@pytest.mark.medium
 def test_a_retry_that_is_refused_can_be_forced_too(config_file):
     run_here("refresh", config_file)
     refused = run_here("rejects", "--retry", "--config", config_file)
@@ -133,6 +136,7 @@ def test_operators_are_told_of_every_guard_that_failed(config_file, tmp_path):
         assert re.search(rf'embedder_run_guard_passed{{[^}}]*guard="{name}"[^}}]*}} 0\.0', metrics)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_at_its_end", [True, False])
 def test_a_source_that_is_gone_is_told_with_a_run_that_was_refused_before_where_that_is_at_its_end(
     make_run, tmp_path, is_at_its_end
@@ -198,6 +202,7 @@ def test_mending_the_files_and_running_again_publishes_and_no_reject_is_left(ref
     assert list_rejects(config, run_id, {}).data["rejects"] == [], "the second session embedded them"
 
 
+@pytest.mark.medium
 def test_a_retry_mends_a_first_run_that_was_refused(refused_first):
     config, source, run_id = refused_first
     (source / "broken0.png").write_bytes(samples.image_bytes(50))
@@ -209,6 +214,7 @@ def test_a_retry_mends_a_first_run_that_was_refused(refused_first):
     assert embedder.open_store(config.store).to_arrow().num_rows == 8
 
 
+@pytest.mark.medium
 def test_rejects_of_a_newer_run_that_is_not_published_are_pointed_out(make_run, tmp_path):
     source = broken_folder(tmp_path / "in", num_images=6, num_broken=0)
     config = make_run(source, min_rejects=1)
@@ -229,6 +235,7 @@ def test_rejects_of_a_newer_run_that_is_not_published_are_pointed_out(make_run, 
     assert len(list_rejects(config, pending, {}).data["rejects"]) == 4
 
 
+@pytest.mark.medium
 def test_a_retry_of_a_run_that_a_later_one_replaced_says_so(make_run, tmp_path, tiny_model):
     config = make_run(broken_folder(tmp_path / "in", num_images=6, num_broken=2), min_rejects=1)
     with pytest.raises(RunFailedError):

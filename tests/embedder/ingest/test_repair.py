@@ -108,6 +108,7 @@ def test_items_that_stand_twice_are_once_again(config):
     assert check_store(files).findings == ()
 
 
+@pytest.mark.medium
 def test_nothing_is_looked_at_where_another_model_replaces_all(config, make_run, tmp_path):
     files = lose(config)
     report, rows = refreshed(make_run(tmp_path / "in", segment_s=1.0), repair=True)

@@ -64,6 +64,7 @@ def sampled(found):
     return [found.images.tolist(), found.texts.tolist()]
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("num_pairs")
 @pytest.mark.parametrize("seed", range(4))
 def test_any_nights_give_the_sample_of_the_whole_table(tmp_path, seed):

@@ -78,6 +78,7 @@ def killed_at(monkeypatch, num_parts):
     monkeypatch.setattr(local, "write_parts", failing)
 
 
+@pytest.mark.medium
 def test_figures_are_those_of_the_published_rows_and_are_told_everywhere(make_run, source, tmp_path):
     config = make_run(source, metric=METRICS, metrics_file=str(tmp_path / "run.prom"), **SETTINGS)
     report, rows = embedded(config)
@@ -92,6 +93,7 @@ def test_figures_are_those_of_the_published_rows_and_are_told_everywhere(make_ru
     assert samples_of["rows.num"] == len(rows) and samples_of["ends.mean"] == report.metrics["ends"]["mean"]
 
 
+@pytest.mark.medium
 def test_a_run_killed_ten_times_has_the_figures_of_an_undisturbed_one(make_run, source, tmp_path, monkeypatch):
     expected, _ = embedded(make_run(source, store=str(tmp_path / "undisturbed"), metric=METRICS, **SETTINGS))
     config = make_run(source, store=str(tmp_path / "killed"), metric=METRICS, **SETTINGS)
@@ -154,6 +156,7 @@ def test_metrics_on_ray_are_those_of_one_process_and_take_not_one_task_or_actor_
         assert report.metrics[name] == expected.metrics[name], name
 
 
+@pytest.mark.medium
 def test_rows_that_are_done_again_count_once(make_run, source, tmp_path, monkeypatch):
     """A part with rows of a clip whose other part is lost: its states hold rows that don't count."""
     expected, _ = embedded(make_run(source, store=str(tmp_path / "undisturbed"), metric=METRICS, **SETTINGS))
@@ -171,6 +174,7 @@ def test_rows_that_are_done_again_count_once(make_run, source, tmp_path, monkeyp
     assert report.metrics == expected.metrics and told(report) == figures_of(rows)
 
 
+@pytest.mark.medium
 def test_states_of_another_definition_are_computed_again(make_run, source, tmp_path, monkeypatch):
     store = str(tmp_path / "store")
     with monkeypatch.context() as patched:
@@ -181,6 +185,7 @@ def test_states_of_another_definition_are_computed_again(make_run, source, tmp_p
     assert told(report) == figures_of(rows)
 
 
+@pytest.mark.medium
 def test_a_refresh_tells_of_what_it_embedded_and_how_it_moved(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=6)
     config = make_run(source, metric=METRICS, **SETTINGS)
@@ -195,6 +200,7 @@ def test_a_refresh_tells_of_what_it_embedded_and_how_it_moved(make_run, tmp_path
     assert moved["cosine_of_means"] == pytest.approx(np.clip(moved["cosine_of_means"], -1, 1))
 
 
+@pytest.mark.medium
 def test_a_run_without_rows_has_figures_of_nothing(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=3)
     config = make_run(source, metric=METRICS, **SETTINGS)
@@ -211,6 +217,7 @@ def test_a_missing_column_is_refused_before_anything_is_embedded(make_run, sourc
         embed(config)
 
 
+@pytest.mark.medium
 def test_a_run_that_an_earlier_release_began_with_states_in_its_journal_has_the_same_figures(
     make_run, source, tmp_path, monkeypatch
 ):
@@ -243,6 +250,7 @@ def test_vectors_are_compared_with_what_an_earlier_release_kept(make_run, tmp_pa
     ]
 
 
+@pytest.mark.medium
 def test_the_history_and_the_report_show_the_figures(make_run, source):
     config = make_run(source, metric=METRICS, **SETTINGS)
     report, rows = embedded(config)

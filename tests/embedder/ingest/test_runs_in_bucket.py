@@ -60,6 +60,7 @@ def test_a_run_into_a_bucket_that_is_killed_goes_on_and_ends_in_the_same_rows(so
     assert len({info.path.split("/")[1] for info in files.list("runs")}) == 1, "the second call went on with the run"
 
 
+@pytest.mark.medium
 def test_a_run_of_a_store_that_another_holds_exits_with_a_clear_line(source, tiny_model, bucket, monkeypatch):
     monkeypatch.setenv("EMBEDDER_LEASE_S", "10")  # on a busy machine a process that lives may be silent for seconds
     with write_lock(StoreFiles(f"{bucket}/store")):

@@ -69,6 +69,7 @@ def assert_vectors_equal(found, expected):
                 np.testing.assert_allclose(found[key][name], row[name], atol=1e-6)
 
 
+@pytest.mark.medium
 def test_one_fetch_and_one_decode_for_each_preprocessing_and_the_vectors_of_separate_runs(
     make_run, tmp_path, source, tiny_model, second, counts
 ):
@@ -105,6 +106,7 @@ def test_one_fetch_and_one_decode_for_each_preprocessing_and_the_vectors_of_sepa
     )
 
 
+@pytest.mark.medium
 def test_a_model_added_to_a_store_leaves_the_others_to_the_byte_and_computes_alone(
     make_run, tmp_path, source, tiny_model, second, counts
 ):
@@ -126,6 +128,7 @@ def test_a_model_added_to_a_store_leaves_the_others_to_the_byte_and_computes_alo
     assert embed(make_run(source, model=[main, {"name": "other", "uri": second}, classifier(tmp_path)])).run_id is None
 
 
+@pytest.mark.medium
 def test_a_changed_main_model_leaves_the_others_vectors(make_run, tmp_path, source, tiny_model, second):
     further = [{"name": "other", "uri": second}, classifier(tmp_path)]
     config = make_run(source, model=[{"uri": str(tiny_model)}, *further])
@@ -144,6 +147,7 @@ def test_a_changed_main_model_leaves_the_others_vectors(make_run, tmp_path, sour
     )
 
 
+@pytest.mark.medium
 def test_a_changed_model_alone_is_computed_anew_and_a_removed_one_leaves_with_a_refresh(
     make_run, tmp_path, source, tiny_model, second, said
 ):
@@ -196,6 +200,7 @@ def test_the_guard_of_one_model_keeps_the_run_from_publishing_and_names_it(make_
         embed(make_run(source, model=[{"uri": str(tiny_model)}, wrong]))
 
 
+@pytest.mark.medium
 def test_changed_items_are_changed_in_each_model_and_equal_contents_in_none(make_run, tmp_path, tiny_model):
     source = samples.folder(tmp_path / "in", num_images=5)
     models = [{"uri": str(tiny_model)}, classifier(tmp_path)]
@@ -218,6 +223,7 @@ def test_changed_items_are_changed_in_each_model_and_equal_contents_in_none(make
         assert found[key] == rows[key], "nothing of it is written anew, its outputs least of all"
 
 
+@pytest.mark.medium
 def test_a_run_that_died_goes_on_for_each_model(make_run, tmp_path, source, tiny_model, monkeypatch):
     models = [{"uri": str(tiny_model)}, classifier(tmp_path, calls=str(tmp_path / "calls"))]
     config = make_run(source, model=models, rows_per_part=4, batch_size=4)
@@ -238,6 +244,7 @@ def test_a_run_that_died_goes_on_for_each_model(make_run, tmp_path, source, tiny
     assert model_rows(config).keys() == model_rows(config, "shades").keys()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("steps", range(0, 20, 4))
 def test_a_publication_that_is_cut_off_anywhere_is_whole_after_the_next_command(
     make_run, tmp_path, tiny_model, monkeypatch, steps
@@ -266,6 +273,7 @@ def test_a_publication_that_is_cut_off_anywhere_is_whole_after_the_next_command(
     assert list(read_current(StoreFiles(config.store)).models) == ["shades"]
 
 
+@pytest.mark.medium
 def test_a_limited_run_gives_each_model_its_items_at_last(make_run, tmp_path, source, tiny_model):
     models = [{"uri": str(tiny_model)}, classifier(tmp_path)]
     config = make_run(source, model=models)
@@ -278,6 +286,7 @@ def test_a_limited_run_gives_each_model_its_items_at_last(make_run, tmp_path, so
     assert len(model_rows(config)) == len(model_rows(config, "shades"))
 
 
+@pytest.mark.medium
 def test_a_model_may_take_what_another_returns(make_run, tmp_path, source, tiny_model, second):
     tower = {"name": "names", "uri": second, "sides": ["text"], "text_of": "shades.top"}
     config = make_run(source, model=[{"uri": str(tiny_model)}, tower, classifier(tmp_path)])
@@ -296,6 +305,7 @@ def test_a_model_may_take_what_another_returns(make_run, tmp_path, source, tiny_
     assert refresh(changed).models["names"].reasons == {"model changed": 13}
 
 
+@pytest.mark.medium
 def test_the_main_model_does_not_load_for_what_another_needs_alone(make_run, tmp_path, source, tiny_model, monkeypatch):
     embed(make_run(source))
     loaded = []
@@ -395,6 +405,7 @@ def test_a_killed_chain_of_detector_crops_and_a_cut_tower_goes_on_exactly(make_r
     assert all(row["image_embedding"] for row in model_rows(killed, "crops").values())
 
 
+@pytest.mark.medium
 def test_each_models_guard_goes_on_from_its_own_sample(make_run, tmp_path, source, tiny_model, second, monkeypatch):
     config = make_run(source, model=[{"uri": str(tiny_model)}, {"name": "other", "uri": second, "stages": 3}])
     embed(config)

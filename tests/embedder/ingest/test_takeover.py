@@ -31,6 +31,8 @@ from embedder.store_index.keep_index import index_choice
 from shards.fresh import init_model
 from shards.train_tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.fixture
 def source(tmp_path):

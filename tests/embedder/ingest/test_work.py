@@ -16,6 +16,8 @@ from embedder.sources.listing import LISTING_SCHEMA
 from embedder.storage import hashed_rows
 from embedder.storage.hashed_rows import HashedRows
 
+pytestmark = pytest.mark.medium
+
 NUM_NAMES = 400
 NUM_PARTS = 16  # of 400 names; each part costs a dozen queries
 MAX_ATTEMPTS = 5

@@ -205,6 +205,7 @@ def test_a_long_text_is_wrapped_between_words_and_ends_in_an_ellipsis(shipped):
     assert read("", shipped, max_lines=2) == []
 
 
+@pytest.mark.medium
 def test_ten_thousand_characters_take_two_lines_whatever_they_are(shipped):
     for unit in ("x", "word ", "中", "שלום ", "é", "\x1b", "Z\u0351", "👩‍❤️‍👨", "\u0351", "\u200d", "\udcff"):
         lines = read(unit * 10_000, shipped, max_lines=2)

@@ -85,6 +85,7 @@ def check_equal(clip, wanted):
     return are_on_demand, num_decoded
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("wanted", [range(NUM_FRAMES), range(7, NUM_FRAMES, 31), (119,), (0, 1, 2, 60, 61)])
 @pytest.mark.parametrize("name", CLIPS)
 def test_frames_on_demand_are_those_of_decoding_in_sequence(name, wanted):

@@ -57,6 +57,7 @@ def torchvision_resize(values, size, interpolation):
     return functional.resize(planes, list(size[::-1]), interpolation=method, antialias=True).numpy().transpose(1, 2, 0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("interpolation", FILTERS)
 def test_values_are_torchvisions_to_the_bit(interpolation):
     generator = np.random.default_rng(0)
@@ -96,6 +97,7 @@ def test_single_floats_are_used_only_where_they_are_exact():
     assert filter_blocks(640, 224, 0, 224, "bilinear")[0].weights.dtype == np.float32
 
 
+@pytest.mark.medium
 def test_a_large_image_fits_into_the_child_as_it_does_with_pillow(encode_image):
     """48 million pixels take 192 MB in Pillow; what a filter makes of them must not double that."""
     encoded = encode_image(Image.new("RGB", (8000, 6000), (10, 200, 30)), "PNG", compress_level=1)

@@ -137,6 +137,7 @@ def test_a_memory_bomb_costs_itself_alone(decode, slow_png, png):
     assert "memory_bytes" in error.message
 
 
+@pytest.mark.medium
 def test_a_video_that_needs_too_much_memory_costs_itself_alone(make_video, png):
     path = make_video([(9, 9, 9)] * 3, size=(4096, 4096), codec="mjpeg", kind="mov", pix_fmt="yuvj420p")
     with SandboxedDecoder(DecodeLimits(memory_bytes=180 << 20)) as decoder:
@@ -166,6 +167,7 @@ def test_a_decoder_that_hangs_is_ended_in_time_and_the_next_file_decodes(decode,
         assert has_ended(hung)
 
 
+@pytest.mark.medium
 @by_itself_and_together
 def test_slow_images_are_ended_in_time(decode, png):
     slow = png_bomb(20_000, 20_000)
@@ -187,6 +189,7 @@ def test_a_decoder_killed_once_gets_a_second_chance(decode, slow_png, png):
         assert decoder.child_pid not in (None, first)
 
 
+@pytest.mark.medium
 @by_itself_and_together
 def test_a_file_that_kills_its_decoder_every_time_is_blamed(decode, png):
     endless = png_bomb(20_000, 20_000)  # seconds, many times the pause between two signals
@@ -230,6 +233,7 @@ def test_a_decoder_killed_in_the_middle_of_a_video_goes_on_where_it_was(make_vid
     assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(got, whole, strict=True))
 
 
+@pytest.mark.medium
 def test_a_video_that_hangs_keeps_its_whole_segments(make_video, png):
     path = make_video([(5 * i,) * 3 for i in range(50)])
     with SandboxedDecoder(DecodeLimits(timeout_s=3)) as decoder:
@@ -245,6 +249,7 @@ def test_a_video_that_hangs_keeps_its_whole_segments(make_video, png):
         assert is_orange(decoder.image(png, FIT))
 
 
+@pytest.mark.medium
 def test_a_long_video_ends_by_its_own_limit_which_does_not_count_the_reader(make_video):
     path = make_video([(5, 5, 5)] * 2000, rate=100)
 
@@ -288,6 +293,7 @@ def test_a_call_that_was_interrupted_leaves_no_answer_for_the_next(slow_png, png
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.medium
 def test_memory_of_a_video_does_not_grow_with_its_length(make_video):
     def peak_kib(seconds):
         path = make_video([(9, 9, 9)] * (10 * seconds), size=(320, 240), name=f"{seconds}.mp4")

@@ -71,6 +71,7 @@ def test_answers_come_while_a_batch_goes_on(slow_png, png):
 TORCHVISION = ResizeSpec(32, "squash", "bicubic", resampler="torchvision")
 
 
+@pytest.mark.medium
 def test_memory_that_pytorchs_library_takes_is_no_images_fault(encode_image):
     """A picture that decodes in a new process does so in an old one, which has the library."""
     pytest.importorskip("torch")

@@ -110,6 +110,7 @@ def test_the_child_holds_none_of_the_parents_files(decoder, tmp_path, png):
     assert not any("secret" in name for name in held)
 
 
+@pytest.mark.medium
 def test_two_hundred_files_leak_nothing(slow_png, png, make_video):
     clip = make_video([(5 * i,) * 3 for i in range(20)])
 

@@ -104,6 +104,7 @@ def test_panels_have_ids_of_their_own_units_and_a_place(name):
     assert all(panel["fieldConfig"]["defaults"]["unit"] for panel in panels)
 
 
+@pytest.mark.medium
 @needs_prometheus
 def test_the_rules_pass_the_tests_of_promtool(tmp_path):
     for command in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):

@@ -58,6 +58,7 @@ def call(step, **figures):
     return {"step": step, "node": "n", "pid": 1, "started_s": NOW_S, **figures}
 
 
+@pytest.mark.medium
 def test_a_scrape_in_the_course_of_a_run_finds_its_counts_and_nothing_answers_afterwards(make_run, tmp_path, said):
     samples.folder(tmp_path / "in" / "first")
     config = make_run(tmp_path / "in", metrics_address=":0", rows_per_part=2)

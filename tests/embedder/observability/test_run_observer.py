@@ -132,6 +132,7 @@ def test_progress_is_logged_now_and_then(make_run, tmp_path):
     assert len(logged) == 1 and "200 of 1,000 items" in logged[0]
 
 
+@pytest.mark.medium
 def test_operators_go_to_a_display_that_shows_them_and_to_the_log_now_and_then(make_run, tmp_path):
     views = []
 
@@ -258,6 +259,7 @@ def test_the_command_gets_the_record(tmp_path):
     assert json.loads(record) == SUMMARY and code == "1"
 
 
+@pytest.mark.medium
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path):
     out = tmp_path / "late"
     child = f"import time; time.sleep(2); open({str(out)!r}, 'w')"

@@ -123,6 +123,7 @@ def test_a_missing_extra_is_named_before_anything_begins(make_run, tmp_path, mon
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.medium
 def test_a_collector_that_is_not_there_costs_its_spans_alone(make_run, tmp_path, said, capfd):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     with socket.create_server(("127.0.0.1", 0)) as server:

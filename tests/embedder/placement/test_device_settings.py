@@ -16,6 +16,7 @@ from embedder.placement.device_settings import (
 from shards.costs import cut_bytes
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_batch_fits_into_a_hand_over_at_every_cut(name, tmp_path):
     config = PUBLISHED[name].describe(tmp_path)

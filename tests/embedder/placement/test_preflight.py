@@ -93,6 +93,7 @@ def test_a_full_disk_with_room_for_the_object_store_is_a_warning():
     assert spill_warning("n1", facts()) is None and spill_warning("n1", facts(disk_free=GIB // 20)) is None
 
 
+@pytest.mark.medium
 def test_what_a_node_is_asked_first_needs_nothing_of_this_package_there():
     from ray import cloudpickle
 

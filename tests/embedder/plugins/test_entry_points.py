@@ -50,6 +50,7 @@ def test_each_entry_of_this_package_is_there_and_can_be_imported():
     assert OWN_FILE.is_file()
 
 
+@pytest.mark.medium
 def test_a_command_and_a_target_of_another_package_are_commands(installed, tmp_path):
     assert run("greet", "Ada", path=[installed]).stdout == "hello Ada\n"
     assert run("deploy", "nomad", "runs/x", tmp_path / "job.hcl", path=[installed]).returncode == 0
@@ -57,6 +58,7 @@ def test_a_command_and_a_target_of_another_package_are_commands(installed, tmp_p
     assert "No such command 'greet'" in run("greet", "Ada").stderr
 
 
+@pytest.mark.medium
 def test_a_command_that_breaks_costs_a_warning_and_no_other_command(tmp_path):
     metadata = tmp_path / "broken-1.0.dist-info"
     metadata.mkdir()
@@ -88,6 +90,7 @@ def test_a_tracker_that_cannot_be_imported_is_told_in_a_line(tmp_path, monkeypat
         load_plugin(TRACKERS, "broken", "here")
 
 
+@pytest.mark.medium
 def test_a_tracker_and_a_kind_of_model_of_another_package_take_part_in_a_run(installed, tiny_model, tmp_path):
     (tmp_path / "models").mkdir()
     shutil.copytree(tiny_model, tmp_path / "models/tower")

@@ -117,6 +117,7 @@ def test_a_message_larger_than_allowed_is_refused_before_it_is_read(start):
         child.receive(20, max_bytes=1000)
 
 
+@pytest.mark.medium
 def test_memory_is_bounded(start):
     assert ask(start(), b"allocate")[1] == b"allocate"
     assert ask(start(memory_bytes=512 << 20), b"allocate")[1] == b"no memory"

@@ -95,6 +95,7 @@ def test_what_passes_is_asked_again(name):
         assert service.num_requests == len(AGAIN[name]) + 1
 
 
+@pytest.mark.medium
 def test_asking_again_is_bounded_and_waits_as_long_as_it_is_told():
     with Service(*[BUSY] * 99).running() as service:
         with pytest.raises(StoreError, match="something; the rule; the cure"):
@@ -163,6 +164,7 @@ def test_another_program_at_the_address_is_one_line(body, status):
         assert service.num_requests == 1
 
 
+@pytest.mark.medium
 def test_nobody_at_the_address_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"

@@ -73,6 +73,7 @@ class Brightness(embedder.Stage):
         return {"score": [np.frombuffer(image["pixels"], np.uint8).mean() for image in rows["image"].to_pylist()]}
 
 
+@pytest.mark.medium
 def test_a_second_model_orders_the_hits_of_a_service_by_their_images(local, folder):
     """The service hides where the images are; the order is that of the store in this process, and hits stay whole."""
     with running(folder / "store") as url, embedder.connect(url) as hiding:
@@ -151,6 +152,7 @@ def test_encoding_gives_what_a_store_gives(local, remote, folder):
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_more_queries_than_a_request_takes_are_answered_in_their_order(local, remote):
     texts = [f"number {number}" for number in range(150)]
     check_equal(as_plain(remote.search(texts, k=1)), as_plain(local.search(texts, k=1)))
@@ -190,6 +192,7 @@ def test_what_a_store_has_beside_searches(local, remote):
     assert [each["run_id"] for each in remote.versions()] == [local.current.run_id]
 
 
+@pytest.mark.medium
 def test_images_are_those_of_a_store(local, remote):
     found, wanted = (store.search("a red car", k=10) for store in (remote, local))
     assert {"image", "video"} < {hit.modality for hit in found}
@@ -285,6 +288,7 @@ def test_an_unknown_item_or_version_is_a_store_error(remote):
         embedder.connect(remote._client.url, version="nothing").search("a")
 
 
+@pytest.mark.medium
 def test_an_earlier_publication_is_searched_by_its_run(tiny_model, tmp_path):
     config, source = make_store(tmp_path, tiny_model, num_images=4, num_clips=0)
     first = embedder.open_store(tmp_path / "store")

@@ -115,6 +115,7 @@ def test_hits_beyond_those_that_are_scored_follow_in_their_order(store) -> None:
     assert [hit.rerank_score is None for hit in hits] == [False] * 3 + [True] * 3
 
 
+@pytest.mark.medium
 def test_it_gets_the_query_and_the_image(store) -> None:
     stage = Brightness().load()
     answers = store.search(["a dog", "rain"], k=3, rerank=6, reranker=stage)
@@ -161,6 +162,7 @@ def test_a_query_that_it_refuses_has_the_first_order_and_the_others_their_own(st
     assert [line in hits.warnings for hits in answers] == [False, True, False]
 
 
+@pytest.mark.medium
 def test_after_its_time_the_hits_come_in_their_first_order(store) -> None:
     plain = [hit.item_id for hit in store.search("a dog", k=6)]
     stage = Slow()

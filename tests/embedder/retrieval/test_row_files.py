@@ -185,6 +185,7 @@ def large_store(folder):
     return files
 
 
+@pytest.mark.medium
 def test_an_altered_byte_is_found_behind_the_first_answers_and_the_publication_before_is_served(tmp_path):
     files = large_store(tmp_path / "s")
     current = read_current(files)
@@ -207,6 +208,7 @@ def test_an_altered_byte_is_found_behind_the_first_answers_and_the_publication_b
         assert store.last_error is None
 
 
+@pytest.mark.medium
 def test_an_altered_copy_in_the_cache_is_made_anew_and_the_same_publication_is_served(tmp_path):
     files = large_store(tmp_path / "s")
     shutil.rmtree(files.folder / ROWS_FOLDER)
@@ -222,6 +224,7 @@ def test_an_altered_copy_in_the_cache_is_made_anew_and_the_same_publication_is_s
         assert store.search(vector_of("0007.jpg"), 1)[0].item_id == "0007.jpg"
 
 
+@pytest.mark.medium
 def test_a_file_that_is_gone_after_it_was_opened_is_no_damage(tmp_path):
     files = large_store(tmp_path / "s")
     with embedder.follow_store(files.address, every_s=3600) as store:
@@ -232,6 +235,7 @@ def test_a_file_that_is_gone_after_it_was_opened_is_no_damage(tmp_path):
         assert check.problem is None
 
 
+@pytest.mark.medium
 def test_processes_that_make_the_copy_at_the_same_time_share_one(tmp_path):
     files = large_store(tmp_path / "s")
     shutil.rmtree(files.folder / ROWS_FOLDER)

@@ -197,6 +197,7 @@ def test_a_callback_that_fails_ends_no_following(files, caplog):
     assert "the metrics server is away" in caplog.text
 
 
+@pytest.mark.medium
 def test_texts_are_encoded_by_the_model_of_the_publication_that_answers(make_run, tmp_path):
     source = samples.folder(tmp_path / "in")
     config = make_run(source)

@@ -192,6 +192,7 @@ def test_an_error_is_told_and_the_process_goes_on(start):
     assert program.pid == pid
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("text", "said"),
     [("die", "was ended by SIGKILL: the last words"), ("leave", "ended with exit code 7"), ("hang", "longer than 1 s")],
@@ -226,6 +227,7 @@ def counting(source, second_python):
     return make
 
 
+@pytest.mark.medium
 def test_rows_that_kill_the_process_are_found_and_the_others_are_computed(counting):
     captions = ["a", "bb", "die", "dddd", "raise", "ffffff"]
     table = run_servables(pa.table({"image": pa.nulls(6, pa.binary()), "caption": captions}), counting())
@@ -236,6 +238,7 @@ def test_rows_that_kill_the_process_are_found_and_the_others_are_computed(counti
     assert [each for row, each in enumerate(errors) if row not in (2, 4)] == [None] * 4
 
 
+@pytest.mark.medium
 def test_rows_that_hang_longer_than_the_servable_allows_are_ended_and_the_others_are_computed(counting):
     found = run_servables(pa.table({"caption": ["a", "hang", "ccc"]}), counting(timeout_s=0.5))
     assert found["words.length"].to_pylist() == [1, None, 3]

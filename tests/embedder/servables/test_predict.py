@@ -122,6 +122,7 @@ def failure_of(sections):
     return str(failed.value)
 
 
+@pytest.mark.medium
 def test_a_servable_that_can_not_start_ends_the_run_in_its_own_words(ray_cluster, sections, tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import no_such_framework\n\n\nclass S:\n    pass\n")

@@ -45,6 +45,7 @@ def test_all_kinds_agree_and_share_one_decode(servables):
         assert np.abs(np.linalg.norm(others, axis=1) - 1).max() < 1e-5
 
 
+@pytest.mark.medium
 def test_a_row_alone_gives_what_it_gives_among_others(servables):
     """But for the compiled one, which is compiled anew for each; a slow test has it with a batch of one row."""
     plain = [each for each in servables if each.name != "compiled"]
@@ -64,6 +65,7 @@ def test_their_own_image_processor_gives_the_same(sections):
     assert np.abs(vectors(found, "ours.embedding") - vectors(found, "theirs.embedding")).max() < 1e-5
 
 
+@pytest.mark.medium
 def test_nothing_of_a_framework_is_imported_before_load(sections, tmp_path):
     """Configuration, order, fingerprint, packing and sending to another process, where no framework can be imported."""
     program = f"""

@@ -90,6 +90,7 @@ def writer(folder, python, **keys):
     return section | {"python": str(python), "timeout_s": 120.0, "load_timeout_s": 180.0} | keys
 
 
+@pytest.mark.medium
 def test_captions_of_another_process_are_those_of_this_one_and_are_embedded(tmp_path, tiny_model):
     """The second interpreter is this one: the same versions write the same texts."""
     table = pa.table({"caption": ["a red car", "two cats", None, "fruit on a table"]})

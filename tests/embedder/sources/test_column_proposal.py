@@ -77,6 +77,7 @@ def test_the_table_s_own_values_tell_whether_ids_repeat(tmp_path):
         assert str(told.value).endswith(end)
 
 
+@pytest.mark.medium
 def test_an_empty_or_wide_table_gets_a_message_of_bounded_length(tmp_path):
     pq.write_table(pa.table({f"column_{number}": [1] for number in range(1000)}), tmp_path / "t.parquet")
     with pytest.raises(SourceError, match=r"column_19 and 980 more; name one of them$"):

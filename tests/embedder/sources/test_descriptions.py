@@ -64,6 +64,7 @@ def make_names(chance):
     return sorted((name for name in names if name not in ("", ".", "..")), key=_stem_first)
 
 
+@pytest.mark.medium
 def test_a_folder_in_blocks_is_matched_as_the_whole(monkeypatch):
     chance, num_described = random.Random(3), 0
     for _ in range(1500):
@@ -76,6 +77,7 @@ def test_a_folder_in_blocks_is_matched_as_the_whole(monkeypatch):
     assert num_described > 3000
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("stem", ["IMG_{:08}", "a-photo-{:06}", "2020.01.01 {:06}"])
 def test_a_large_folder_takes_little_memory(stem):
     names = sorted(

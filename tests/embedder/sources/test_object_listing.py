@@ -32,6 +32,7 @@ def parquet_bytes(**columns):
     return buffer.getvalue()
 
 
+@pytest.mark.medium
 def test_a_prefix_lists_like_a_folder_with_etags(bucket, list_items):
     bucket.objects.update(
         {
@@ -237,6 +238,7 @@ def many_objects(bucket):
     bucket.objects.update({name: b"" if name.endswith("/") else name.encode() for name in names})
 
 
+@pytest.mark.medium
 def test_folders_of_a_bucket_that_are_listed_at_once_give_the_rows_of_one_listing(bucket, list_items, monkeypatch):
     many_objects(bucket)
     plain = list_items("s3://team/d")
@@ -252,6 +254,7 @@ def test_folders_of_a_bucket_that_are_listed_at_once_give_the_rows_of_one_listin
     assert list(list_items("s3://team/d")) == list(plain), "in the same order"
 
 
+@pytest.mark.medium
 def test_names_of_a_bucket_that_do_not_fit_into_memory_are_sorted_on_disk(bucket, list_items, monkeypatch):
     many_objects(bucket)
     plain = list_items("s3://team")

@@ -26,6 +26,7 @@ def test_outside_of_ray_nothing_is_counted():
         raise KeyError
 
 
+@pytest.mark.medium
 def test_work_that_always_kills_its_process_is_refused(ray_cluster, tmp_path):
     from ray.exceptions import RayError
 
@@ -48,6 +49,7 @@ def test_work_that_always_kills_its_process_is_refused(ray_cluster, tmp_path):
     assert ray_attempts.read_notes(f"{ray_attempts.job_id()}/deaths/") == {}
 
 
+@pytest.mark.medium
 def test_work_that_ends_in_the_end_leaves_no_notes(ray_cluster, tmp_path):
     @ray_cluster.remote(num_cpus=0.1, max_retries=-1)
     def ends():
@@ -64,6 +66,7 @@ def test_work_that_ends_in_the_end_leaves_no_notes(ray_cluster, tmp_path):
     assert ray_attempts.read_notes(f"{ray_attempts.job_id()}/") == {}
 
 
+@pytest.mark.medium
 def test_another_attempt_knows_the_cuts_of_the_one_before(ray_cluster):
     @ray_cluster.remote(num_cpus=0.1, max_retries=-1)
     def cuts():

@@ -110,6 +110,7 @@ def source(tmp_path):
     return tmp_path / "in"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("engine", "num_stages"), [("local", 1), ("local", 3), pytest.param("ray", 2, marks=pytest.mark.slow)]
 )
@@ -131,6 +132,7 @@ def test_queries_have_the_same_vectors(model, source):
     assert np.abs(found - expected(images)).max() < 1e-5
 
 
+@pytest.mark.medium
 def test_frames_of_a_video_have_one_grid(make_run, model, tmp_path):
     folder, _ = model
     source = samples.folder(tmp_path / "clips", num_images=1, num_clips=2)
@@ -174,6 +176,7 @@ def test_a_plan_for_fewer_patches_expects_less_of_each_image(model, run_embedder
         DataMix(image_patches=0)
 
 
+@pytest.mark.medium
 def test_sampled_items_give_the_patches_of_an_image(make_run, model, tmp_path):
     (tmp_path / "in").mkdir()
     for number in range(6):  # one row of patches each: two of them would leave too few columns

@@ -44,6 +44,7 @@ def test_a_block_was_made_when_the_last_of_its_batches_left_the_step_before():
     assert nobody.made_s == nobody.sent_s == nobody.came_s >= before_s, "without a trace the wait is the step's before"
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(
     "enable_true_multi_threading" not in signature(ActorPoolStrategy).parameters,
     reason="this Ray has one call at a time",

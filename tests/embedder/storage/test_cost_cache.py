@@ -50,6 +50,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     assert read_or_make(HostCosts, {}, lambda: COSTS) == COSTS
 
 
+@pytest.mark.medium
 def test_costs_are_measured_on_the_machine_and_kept(make_run, tiny_model, tmp_path, monkeypatch):
     config, model = make_run(tmp_path, batch_size=4, rows_per_part=32), open_model(str(tiny_model))
     model_costs, host = profile.measured_costs(config.compute, config.rows, model)
@@ -78,6 +79,7 @@ def test_a_sample_of_the_run_s_own_items_tells_their_mix(make_run, tiny_model, t
     assert sample.decode_s_per_image > 0
 
 
+@pytest.mark.medium
 def test_captions_alone_have_no_decode_costs_of_pictures(make_run, tiny_model, tmp_path):
     (tmp_path / "in").mkdir()
     for number, caption in enumerate(samples.SENTENCES[:12]):

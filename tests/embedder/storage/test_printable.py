@@ -38,6 +38,7 @@ def printed(*objects, width=120, **options):
     return file.getvalue()
 
 
+@pytest.mark.medium
 def test_every_control_and_format_character_of_unicode_is_an_escape():
     unseen = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     for code in range(sys.maxunicode + 1):
@@ -110,6 +111,7 @@ def test_markup_and_emoji_codes_in_a_text_are_literal():
     assert printed("[link=http://x]y[/link] :cat:", soft_wrap=True) == "[link=http://x]y[/link] :cat:\n"
 
 
+@pytest.mark.medium
 def test_a_table_of_hostile_cells_has_its_rows_side_by_side():
     table = Table(box=None, pad_edge=False)
     for name in ("number", "name", "caption"):

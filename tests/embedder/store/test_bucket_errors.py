@@ -124,6 +124,7 @@ def test_throttling_and_server_errors_pass_when_asked_again(answering, trouble):
     assert len(requests) == 3
 
 
+@pytest.mark.medium
 def test_trouble_that_does_not_pass_ends_after_a_bounded_number_of_tries_as_transient(answering, monkeypatch):
     monkeypatch.setattr(object_stores, "MAX_RETRIES", 2)
     files = StoreFiles("s3://team/store")
@@ -239,6 +240,7 @@ def test_a_secret_of_the_environment_that_a_client_quotes_is_struck_out(monkeypa
     assert error.message == "s3://team/a: Generic S3 error: signed with *** at http://***@proxy:1/x"
 
 
+@pytest.mark.medium
 def test_no_secret_stands_in_any_file_of_a_store_or_in_what_the_command_says(
     bucket, tiny_model, tmp_path, run_embedder, capfd
 ):

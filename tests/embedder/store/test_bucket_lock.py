@@ -88,6 +88,7 @@ def test_a_second_writer_is_refused_and_told_who_holds_the_store_since_when(file
         assert said == [], "what was let go is taken at once"
 
 
+@pytest.mark.medium
 def test_a_lock_outlives_many_leases_while_its_holder_lives(files, monkeypatch):
     monkeypatch.setenv("EMBEDDER_LEASE_S", "0.5")
     with write_lock(files) as lease:
@@ -100,6 +101,7 @@ def test_a_lock_outlives_many_leases_while_its_holder_lives(files, monkeypatch):
     assert read_current(files).run_id == "alive-twice"
 
 
+@pytest.mark.medium
 def test_the_lock_of_a_killed_process_is_taken_over_after_its_lease_and_not_before(files, said):
     process = holder_process(files)
     process.send_signal(signal.SIGKILL)
@@ -114,6 +116,7 @@ def test_the_lock_of_a_killed_process_is_taken_over_after_its_lease_and_not_befo
     process.communicate()
 
 
+@pytest.mark.medium
 def test_a_process_that_slept_through_its_lease_publishes_nothing_and_says_so(files):
     sleeper = holder_process(files)
     sleeper.send_signal(signal.SIGSTOP)
@@ -149,6 +152,7 @@ def test_clocks_of_other_machines_decide_nothing(files):
         pytest.fail("two hold it")
 
 
+@pytest.mark.medium
 def test_of_many_that_come_at_once_one_gets_a_new_lock_and_one_a_stale_one(files, monkeypatch):
     monkeypatch.setenv("EMBEDDER_LEASE_S", "1")
     assert outcomes_of(8, files) == ["held"] + ["refused"] * 7
@@ -214,6 +218,7 @@ def failing(*_):
     raise StoreError("store: access is denied")
 
 
+@pytest.mark.medium
 def test_a_server_that_was_away_for_a_while_does_not_end_a_run(monkeypatch):
     with running_server() as (url, server):
         for bucket in bucket_on(url, monkeypatch):

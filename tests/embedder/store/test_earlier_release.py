@@ -29,6 +29,7 @@ def test_it_is_searched_as_it_was(photos):
     assert store.to_arrow().num_rows == 12
 
 
+@pytest.mark.medium
 def test_a_refresh_embeds_what_is_new_and_keeps_the_rest(photos):
     settings = {"model": str(photos / "model"), "store": str(photos / "store"), "engine": "local"}
     config = embedder.load_config(overrides=settings | {"source": [{"path": str(photos / "in")}]})

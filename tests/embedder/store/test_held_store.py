@@ -27,6 +27,8 @@ from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.history import publications
 from embedder.store_index.keep_index import index_choice
 
+pytestmark = pytest.mark.medium
+
 REFRESH = IngestOptions(kind="refresh")
 
 

@@ -79,6 +79,7 @@ def run(folder: Path, source: str, before: str = "") -> subprocess.CompletedProc
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False, env=paths)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("way", WAYS)
 def test_no_documented_way_reads_through_a_python_file_system(folder, way):
     done = run(folder, WAYS[way], FORBIDDING)
@@ -99,6 +100,7 @@ def bucket_files(bucket):
     return files
 
 
+@pytest.mark.medium
 def test_a_store_in_a_bucket_is_not_read_through_a_python_file(bucket_files, tmp_path):
     opened = f"import embedder\nstore = embedder.open_store('{bucket_files.address}')\n"
     ways = (

@@ -127,12 +127,14 @@ def test_whoever_is_overtaken_at_whatever_step_changes_nothing_any_more(base, tm
     assert overtaken_everywhere(base, tmp_path, OPERATIONS[ours], OPERATIONS[theirs]) >= 5
 
 
+@pytest.mark.medium
 def test_an_overtaken_vacuum_deletes_nothing_that_a_rollback_has_published(base, tmp_path, bucket):
     ours, theirs = OPERATIONS["vacuum"], OPERATIONS["rollback"]
     assert overtaken_everywhere(base, tmp_path, ours, theirs, 5) > 2
     assert overtaken_everywhere(base, bucket, ours, theirs, 12, 1) > 1
 
 
+@pytest.mark.medium
 def test_an_overtaken_rollback_can_not_publish_what_a_vacuum_has_deleted(base, tmp_path, bucket):
     ours, theirs = OPERATIONS["rollback"], OPERATIONS["vacuum"]
     assert overtaken_everywhere(base, tmp_path, ours, theirs, 3) > 1
@@ -143,6 +145,7 @@ def purge_of(item: str) -> Operation:
     return lambda files: purge(files, [item], no_index)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_overtaken_purge_brings_no_purged_item_back_and_forgets_none(base, tmp_path, request, is_remote):
     place, stride = (request.getfixturevalue("bucket"), 11) if is_remote else (tmp_path, 7)
@@ -183,6 +186,7 @@ def check_that_only_unneeded_parts_hold(files: StoreFiles, item: str, made: list
     assert found <= {made[made.index("the other's") + 1].removeprefix("put ")} - needed, made
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "pattern",
     ["embeddings/_delta_log/*", pytest.param("runs/*/published.json", marks=pytest.mark.slow), "CURRENT.json"],
@@ -212,6 +216,7 @@ def test_a_late_request_of_an_overtaken_writer_is_never_taken_for_ours(base, buc
     assert number > 8
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_a_listing_that_lacks_the_newest_entries_of_the_logs_loses_nothing(base, tmp_path, request, is_remote):
     files = copied(base, f"{request.getfixturevalue('bucket')}/store" if is_remote else tmp_path / "store")
@@ -237,6 +242,7 @@ def test_a_listing_that_lacks_the_newest_entries_of_the_logs_loses_nothing(base,
     assert before.versions.items() <= now.versions.items()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_the_number_of_a_deleted_index_is_never_used_again(tmp_path, request, monkeypatch, is_remote):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -106,6 +106,7 @@ def drift_of(rows, column="image_embedding"):
     return drift.state
 
 
+@pytest.mark.medium
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=12), seed=st.integers(0, 2**16), chance=st.randoms())
 def test_any_partition_in_any_order_has_the_figures_of_the_whole(own_file, sizes, seed, chance):
@@ -161,6 +162,7 @@ def test_log_loss_and_auroc_are_those_of_the_definition():
     assert abs(found["auroc"] - area) <= found["auroc_within"] < 0.005
 
 
+@pytest.mark.medium
 def test_rows_beyond_memory_have_the_figures_of_rows_within(monkeypatch):
     rows = pa.table({"x": np.random.default_rng(6).normal(size=4_000_000)})  # 32 MB
     within = figures_of(rows, kind="moments", column="x")

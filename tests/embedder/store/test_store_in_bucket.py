@@ -44,6 +44,7 @@ def objects_of(files) -> dict[str, bytes]:
     return {each["path"]: bytes(store.get(each["path"]).bytes()) for page in store.list() for each in page}
 
 
+@pytest.mark.medium
 def test_source_model_and_store_may_all_lie_in_buckets(make_run, bucket, tiny_model, tmp_path):
     source, there = samples.folder(tmp_path / "in", num_images=4), StoreFiles(f"{bucket}/everything")
     for path in [*source.rglob("*.*"), *tiny_model.iterdir()]:
@@ -63,6 +64,7 @@ def test_source_model_and_store_may_all_lie_in_buckets(make_run, bucket, tiny_mo
     assert {info.path for info in there.list("")} == before, "a command that refuses writes nothing"
 
 
+@pytest.mark.medium
 def test_a_store_below_its_source_in_a_bucket_is_never_listed(make_run, bucket, tmp_path):
     source, there = samples.folder(tmp_path / "in", num_images=3), StoreFiles(f"{bucket}/in")
     for path in source.rglob("*.*"):
@@ -74,6 +76,7 @@ def test_a_store_below_its_source_in_a_bucket_is_never_listed(make_run, bucket, 
         assert embed(config).outcome == "nothing to do"
 
 
+@pytest.mark.medium
 def test_an_index_in_a_bucket_is_searched_from_a_copy_that_is_checked(make_run, bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = make_run(samples.folder(tmp_path / "in"), store=f"{bucket}/store")
@@ -167,6 +170,7 @@ def test_files_are_listed_found_and_deleted_as_on_a_disk(files, tmp_path):
         assert list(each.stream(len, ["a", "bb", "ccc", "d"], num_ahead=3)) == [1, 2, 3, 1]
 
 
+@pytest.mark.medium
 def test_files_larger_than_a_piece_come_back_as_they_went(files, tmp_path, monkeypatch):
     monkeypatch.setattr(model_download, "PIECE_BYTES", 1 << 20)
     (tmp_path / "model.safetensors").write_bytes(secrets.token_bytes(PIECE_BYTES + 12345))

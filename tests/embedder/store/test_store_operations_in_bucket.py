@@ -20,6 +20,8 @@ from embedder.store.tables.tables import RecordTable
 from embedder.store_index.index_versions import list_manifests
 from embedder.store_index.keep_index import index_choice
 
+pytestmark = pytest.mark.medium
+
 UP, DOWN = [0.0, 1.0], [0.0, -1.0]
 DIFFER = ("run_id", "embedded_at", "updated_at")
 

@@ -104,6 +104,7 @@ class Model:
         assert (last.run_id, last.num_vectors) == (current.run_id, len(self.now))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(3))
 def test_any_sequence_of_operations_leaves_what_was_expected(tmp_path, seed):
     model = Model(new_store(tmp_path / "store"), seed)
@@ -142,6 +143,7 @@ def test_an_operation_killed_anywhere_in_a_sequence_is_as_if_it_was_not_or_was_d
     assert {item for item, _ in rows_at(copy, read_current(copy), "items")} == set(vectors_now(copy))
 
 
+@pytest.mark.medium
 def test_a_reader_that_polls_all_the_while_sees_published_states_only(tmp_path):
     model = Model(new_store(tmp_path / "store"), seed=7)
     model.publish_refresh()

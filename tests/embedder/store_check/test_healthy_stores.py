@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from index_stores import indexed_run, indexed_store, item, unit
 from model_stores import add_model, label_row, vector_row
 from refresh_runs import contents
@@ -34,6 +35,7 @@ def assert_clean(files, *, but=()):
     return found
 
 
+@pytest.mark.medium
 def test_a_store_with_all_that_one_can_have_is_clean_after_each_command(tmp_path):
     files = indexed_store(tmp_path / "store", 60)
     assert (tmp_path / "store" / "words").is_dir()
@@ -119,6 +121,7 @@ def test_before_anything_is_published_there_is_nothing_wrong(tmp_path):
     assert (found.severity, found.place, found.found) == ("note", "CURRENT.json", "nothing is published yet")
 
 
+@pytest.mark.medium
 def test_a_store_in_a_bucket_is_checked_as_one_on_a_disk(bucket):
     files = indexed_store(f"{bucket}/store", 20)
     assert_clean(files)

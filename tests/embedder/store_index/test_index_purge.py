@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 
 import numpy as np
+import pytest
 from index_stores import NO_FIRST_INDEX, indexed_run, indexed_store, item
 from store_samples import INFO
 from store_states import Killed, build_store_index, dying, set_clock
@@ -71,6 +72,7 @@ def test_an_index_in_parts_goes_with_the_versions_that_share_a_part_with_it(tmp_
     assert open_store(files.address).search(np.array(item(300)["image_embedding"], np.float32), 1)[0].item_id != ID
 
 
+@pytest.mark.medium
 def test_killed_between_any_two_steps_what_is_published_can_be_searched_and_the_same_command_ends_it(
     tmp_path, monkeypatch
 ):

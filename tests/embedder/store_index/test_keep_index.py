@@ -72,6 +72,7 @@ def test_a_night_adds_and_masks_and_reads_no_vector_but_the_new(files, monkeypat
     assert_whole(files)
 
 
+@pytest.mark.medium
 def test_many_nights_end_in_what_a_comparison_with_every_vector_finds(files):
     for night in range(1, 6):
         changed = [item(number, night) for number in range(night, 200, 40)]

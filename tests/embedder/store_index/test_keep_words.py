@@ -103,6 +103,7 @@ def test_a_purge_leaves_no_word_of_a_caption(files, is_published):
     assert_ranks(files)
 
 
+@pytest.mark.medium
 def test_killed_at_any_step_readers_have_the_words_of_what_they_read(tmp_path, monkeypatch):
     for number in count(0, 3):
         files = new_store(tmp_path / f"s{number}")
@@ -158,6 +159,7 @@ def test_equal_captions_give_equal_files(files, tmp_path):
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.medium
 def test_a_store_in_a_bucket_is_searched_through_a_copy(bucket):
     files = new_store(f"{bucket}/store")
     night(files, dict(enumerate(captions(30))))

@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 from index_stores import DIM, indexed_run, item, vector_of
 from store_samples import INFO
 from store_states import new_store
@@ -31,6 +32,7 @@ def test_neighbouring_files_become_one_part_up_to_a_size():
     assert plan_groups([], 10) == []
 
 
+@pytest.mark.medium
 def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tmp_path, monkeypatch, said):
     files = new_store(tmp_path / "store")
     for start in range(0, 400, 50):

@@ -56,6 +56,7 @@ def test_the_best_of_those_that_a_condition_allows_are_found(tmp_path, in_small_
     assert rankings(words, 3, among) == [by_formula(texts, query, among)[:3] for query in QUERIES]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_small", [True, False])
 def test_many_updates_rank_as_a_build_does(tmp_path, request, is_small):
     if is_small:
@@ -89,6 +90,7 @@ def test_an_update_analyses_what_changed_and_nothing_else(tmp_path, monkeypatch)
     assert rankings(published_words(files)) == rankings(rebuilt(files, tmp_path / "built"))
 
 
+@pytest.mark.medium
 def test_captions_that_are_gone_are_dropped_before_they_are_many(tmp_path):
     files = new_store(tmp_path / "s")
     night(files, dict(enumerate(captions(100))))

@@ -108,6 +108,7 @@ def test_values_of_another_kind_are_a_reject_of_each_row(called, kind, value, sa
     assert all(each.step == "own" and each.error_type == "WrongOutput" and said in each.error for each in found)
 
 
+@pytest.mark.medium
 def test_one_row_becomes_as_many_as_are_allowed(called):
     assert called("give", "int32", ("a",), many=True, settings={"rows": 0}) == []
     assert len(called("give", "int32", ("a",), many=True, settings={"rows": 1000})) == 1000
@@ -130,6 +131,7 @@ def test_what_returns_nothing_is_told(called):
     assert (found.error_type, "NoneType" in found.error) == ("TypeError", True)
 
 
+@pytest.mark.medium
 def test_a_function_whose_process_dies_each_time_is_given_up(called):
     with pytest.raises(ServableError, match="exit code 3.*20 in 20"):
         called("die", "int32", tuple("abcdefghijklmnopqrstuvwxyz"))

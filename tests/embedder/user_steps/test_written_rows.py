@@ -9,6 +9,8 @@ from embedder.config_toml.own_code_sections import StepConfig
 from embedder.user_steps.run_steps import written_steps
 from embedder.user_steps.written_rows import forget_calls
 
+pytestmark = pytest.mark.medium
+
 SOURCE = """
 def price_of(batch):
     prices = batch["price"].to_pylist()

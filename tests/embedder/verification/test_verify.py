@@ -84,6 +84,7 @@ def test_a_tolerance_below_the_error_of_the_dtype_is_exit_1_in_one_line_with_the
     assert [each["passed"] for each in ended.found["comparisons"]] == [False, False, True, True]
 
 
+@pytest.mark.medium
 def test_weights_too_large_for_float16_fail_although_no_number_can_be_compared(make_run, source, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "loud")
     tensors = load_file(folder / "model.safetensors")
@@ -121,6 +122,7 @@ def test_a_source_of_which_nothing_can_be_embedded_is_refused(make_run, tmp_path
         verify(make_run(tmp_path / "in"))
 
 
+@pytest.mark.medium
 def test_vectors_that_a_store_has_published_are_compared_to_the_bit(make_run, source, tmp_path):
     embed(make_run(source, num_stages=1))
     found = verify(load_config(overrides={"source": [{"path": str(source)}]}), store=str(tmp_path / "store"))
@@ -131,6 +133,7 @@ def test_vectors_that_a_store_has_published_are_compared_to_the_bit(make_run, so
     assert found.failures == []
 
 
+@pytest.mark.medium
 def test_vectors_that_another_version_made_otherwise_fail(make_run, source, tmp_path):
     embed(make_run(source))
     part = next((tmp_path / "store" / "embeddings").rglob("*.parquet"))
@@ -145,6 +148,7 @@ def test_vectors_that_another_version_made_otherwise_fail(make_run, source, tmp_
     assert [each["passed"] for each in ended.found["comparisons"]] == [True, True, True, False]
 
 
+@pytest.mark.medium
 def test_a_store_of_other_preprocessing_or_of_none_of_the_items_is_refused(make_run, source, tmp_path):
     embed(make_run(source))
     with pytest.raises(StoreError, match="its preprocess fingerprint is not this run's; verify with its model"):
@@ -208,6 +212,7 @@ def test_int8_has_to_be_faster_than_the_fastest_and_smaller_than_the_smallest(se
     assert (gain.refusal() is not None) == refused
 
 
+@pytest.mark.medium
 def test_measuring_int8_reads_one_layer_of_each_tower_and_leaves_the_threads_as_they_were(wide_model):
     torch.set_num_threads(2)
     gain = measure_int8_benefit(wide_model)

@@ -98,6 +98,7 @@ def test_an_imported_model_gives_transformers_own_features(checkpoint, imported,
     check_against(imported, batch, their_features(checkpoint[1], load_model_config(imported)))
 
 
+@pytest.mark.medium
 def test_every_cut_gives_the_bits_of_the_unsplit_towers(imported, batch):
     check_every_cut(imported, batch)
 

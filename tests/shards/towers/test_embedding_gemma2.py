@@ -62,6 +62,7 @@ def embed(model, **sides):
     return vectors(shard(Batch(**({"vision": None, "text": None} | sides))))
 
 
+@pytest.mark.medium
 def test_pictures_of_all_sizes_have_transformers_own_vectors_and_grids(model, library):
     config, images = load_model_config(model), pictures()
     state = decode(config, images)
@@ -95,6 +96,7 @@ def test_sizes_of_images_are_transformers_own(side, most):
         assert 3 * found[0] * found[1] <= max_bytes(rule)
 
 
+@pytest.mark.medium
 def test_every_cut_of_both_sides_gives_the_bits_of_transformers_own_forward(model, batch):
     assert load_model_config(model).num_layers == {"vision": DEPTH + TEXT_LAYERS, "text": TEXT_LAYERS}
     check_every_cut(model, batch)
@@ -178,6 +180,7 @@ def test_audio_is_left_out(checkpoint, model, tmp_path):
         assert imported == load_model_config(model).model_copy(update={"name": "in"})
 
 
+@pytest.mark.medium
 @torch.inference_mode()
 def test_a_picture_with_its_text_is_one_sequence(checkpoint, library, tmp_path):
     """The text stands behind the picture, within the tokeniser's own tokens; each caption keeps its vector."""
@@ -214,6 +217,7 @@ def test_a_picture_with_its_text_is_one_sequence(checkpoint, library, tmp_path):
         assert torch.equal(run_stages(tmp_path / "joined", specs, Batch(both, None))["vision"], found), cut
 
 
+@pytest.mark.medium
 def test_a_checkpoint_without_a_vision_part_embeds_texts(checkpoint, library, tmp_path):
     """As transformers saves it, and with the tensors of what its configuration leaves out."""
     theirs = AutoModel.from_pretrained(checkpoint)

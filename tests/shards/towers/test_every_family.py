@@ -52,6 +52,7 @@ def test_a_plan_for_three_devices_covers_it_and_gives_the_bits_of_the_unsplit_to
     assert {side: rows.shape[1] for side, rows in found.items()} == {"vision": 24, "text": 24}
 
 
+@pytest.mark.medium
 def test_every_cut_in_int8_has_the_planned_bytes_and_comes_close_to_float32(config, model):
     for stage in plan_shards(config, 3, dtype="int8").stages:
         shard = load_shard(model, stage.spec, dtype="int8")
@@ -67,6 +68,7 @@ def test_every_cut_in_int8_has_the_planned_bytes_and_comes_close_to_float32(conf
             assert torch.cosine_similarity(rows, exact[side]).min() >= 0.995, dtype
 
 
+@pytest.mark.medium
 def test_every_cut_of_fresh_weights_is_exact(config, model):
     check_every_cut(model, make_batch(config, captions_for(config)))
 

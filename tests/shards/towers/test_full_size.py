@@ -119,6 +119,7 @@ def of_timm(folder, ours):
     return theirs, {name: Place((name.removeprefix("vision."),)) for name in ours}, ()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_names_and_shapes_are_the_librarys(name, folder_of):
     model, folder = PUBLISHED[name], folder_of(name)
@@ -154,6 +155,7 @@ def without_ones(shape):
     return tuple(number for number in shape if number > 1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", LARGE)
 def test_a_plan_for_a_stated_fleet_takes_under_a_second(name, folder_of):
     folder = folder_of(name) / "model"

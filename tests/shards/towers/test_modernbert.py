@@ -93,6 +93,7 @@ def test_an_imported_model_gives_transformers_own_features(checkpoint, imported,
         check_against(imported, each, their_features(checkpoint[1]))
 
 
+@pytest.mark.medium
 def test_every_cut_gives_the_bits_of_the_unsplit_tower(imported, batch):
     config = load_model_config(imported)
     for each in (batch, *(make_batch(config, [caption]) for caption in ALONE)):
@@ -163,6 +164,7 @@ def test_the_planner_counts_gated_layers_and_a_first_one_without_a_norm(imported
         check_plan(plan_shards(config, number), config)
 
 
+@pytest.mark.medium
 def test_a_text_tower_with_a_head_joins_a_timm_checkpoint(tmp_path):
     import timm
 

@@ -140,10 +140,12 @@ def test_an_image_one_patch_wide_has_transformers_own_vector(siglip):
     assert (embed_whole(folder, Batch(state, None))["vision"] - expected).abs().max() < 1e-5
 
 
+@pytest.mark.medium
 def test_every_cut_of_a_siglip_2_gives_the_bits_of_the_unsplit_towers(siglip, siglip_batch):
     check_every_cut(siglip[0], siglip_batch)
 
 
+@pytest.mark.medium
 def test_no_part_of_a_siglip_2_can_be_left_out(siglip, siglip_batch, tmp_path):
     check_every_part_matters(siglip[0], siglip_batch, tmp_path)
 

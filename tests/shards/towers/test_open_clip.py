@@ -191,6 +191,7 @@ def test_scale_and_bias_of_the_logits_are_kept_as_scalars(checkpoint, imported):
     )
 
 
+@pytest.mark.medium
 def test_every_cut_gives_the_bits_of_the_unsplit_towers(imported, batch):
     check_every_cut(imported, batch)
 

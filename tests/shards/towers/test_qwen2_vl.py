@@ -83,6 +83,7 @@ def make_batch(config):
     return Batch(TowerState(patches, grids.long().prod(1), grids), captions)
 
 
+@pytest.mark.medium
 def test_pictures_and_texts_have_transformers_own_vectors_grids_and_tokens(family):
     images, config = pictures(), family.config
     state, texts = decode(config, images), tokenise(family.model, TEXTS)
@@ -95,6 +96,7 @@ def test_pictures_and_texts_have_transformers_own_vectors_grids_and_tokens(famil
     assert largest(family.embed(text=texts)["text"], [row for row, _ in expected]) < 1e-5
 
 
+@pytest.mark.medium
 @torch.inference_mode()
 def test_a_picture_with_its_text_is_one_conversation(family):
     images, texts = pictures(SIZES[:5]), TEXTS[:5]
@@ -110,6 +112,7 @@ def test_a_picture_with_its_text_is_one_conversation(family):
         assert torch.equal(run_stages(family.model, specs, Batch(both, None))["vision"], found), cut
 
 
+@pytest.mark.medium
 def test_every_cut_of_both_sides_gives_the_bits_of_transformers_own_forward(family):
     assert family.config.num_layers == {"vision": DEPTH + DECODER, "text": DECODER}
     check_every_cut(family.model, make_batch(family.config))

@@ -82,6 +82,7 @@ def test_texts_of_several_scripts_have_the_processors_own_tokens_and_vectors(mod
         assert float((row - expected).abs().max()) < 1e-5
 
 
+@pytest.mark.medium
 def test_a_picture_with_its_text_is_one_conversation(model, library):
     config, images = load_model_config(model), pictures()[:5]
     bare = json.loads((model / "tokenizer.json").read_text("utf-8"))
@@ -103,6 +104,7 @@ def test_a_picture_with_its_text_is_one_conversation(model, library):
         assert torch.equal(vectors(state)["vision"], found), cut
 
 
+@pytest.mark.medium
 def test_every_cut_of_both_sides_gives_the_bits_of_transformers_own_forward(model, batch):
     config = load_model_config(model)
     assert config.num_layers == {"vision": DEPTH + DECODER, "text": DECODER}

@@ -97,6 +97,7 @@ def test_no_part_can_be_left_out(tower, tmp_path):
     check_every_part_matters(tower[0], make_batch(load_model_config(tower[0]), []), tmp_path)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("module", list(IMPORTED))
 def test_timms_models_are_described_or_refused_by_what_is_missing(tmp_path, module):
     num_imported, refused = 0, dict.fromkeys(REFUSED[module], 0)

@@ -110,5 +110,6 @@ def test_every_cut_gives_the_bits_of_the_unsplit_towers(imported, batch):
     check_every_cut(imported / "model", batch)
 
 
+@pytest.mark.medium
 def test_no_part_can_be_left_out(imported, batch, tmp_path):
     check_every_part_matters(imported / "model", batch, tmp_path)

@@ -338,6 +338,7 @@ def test_the_models_own_number_of_frames_wins_over_its_processors(tmp_path, stat
     assert line.startswith("frames of a clip: 4 of config.json win over {'") and line.endswith("processor_config.json")
 
 
+@pytest.mark.medium
 def test_its_video_processor_is_read_wherever_it_is_saved_and_an_image_processor_is_not(checkpoint, model, tmp_path):
     folder = tmp_path / "checkpoint"
     shutil.copytree(checkpoint, folder)

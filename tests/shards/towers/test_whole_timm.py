@@ -102,6 +102,7 @@ def test_an_imported_model_gives_timms_own_features(tower):
     check_features(*tower)
 
 
+@pytest.mark.medium
 def test_a_hybrid_is_imported_without_asking_the_web(tmp_path, monkeypatch):
     """timm, told to load weights, fetches those of the backbone first."""
     asked, settings = [], {"img_size": SIZE, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -119,6 +120,7 @@ def test_a_hybrid_is_imported_without_asking_the_web(tmp_path, monkeypatch):
     assert all(torch.equal(tensor, own[name.removeprefix("vision.")]) for name, tensor in stored.items())
 
 
+@pytest.mark.medium
 def test_weights_of_older_names_are_renamed_as_timm_renames_them(tmp_path):
     """Here to those of ConvNeXt's authors."""
     model = save_model(tmp_path / "checkpoint", "test_convnext", {})
@@ -168,6 +170,7 @@ def test_clips_of_open_clip_are_cut_in_their_texts_alone_and_give_its_features(t
     check_every_cut(tmp_path / "model", make_batch(config, [encoder.encode(each).tolist() for each in captions]))
 
 
+@pytest.mark.medium
 def test_a_plan_says_that_one_stage_holds_the_image_tower_whole(tmp_path):
     open_clip_convnext(tmp_path / "checkpoint")
     config = import_config(tmp_path / "checkpoint", tmp_path / "model")
@@ -196,6 +199,7 @@ def test_its_work_is_counted_once_and_no_fingerprint_counts_it(tmp_path):
     assert model_fingerprint(tmp_path / "model") != before
 
 
+@pytest.mark.medium
 def test_the_operations_of_a_published_model_are_those_of_its_paper(tmp_path):
     """ConvNeXt-B at 224 px: 15.4 billion multiply-adds (Liu et al. 2022, table 1)."""
     tower = describe_whole("convnext_base", {"num_classes": 0}, None, 224, tmp_path)

@@ -49,6 +49,7 @@ def test_the_script_is_written_where_it_was_asked_for(files):
     assert f"--config {files / 'run.toml'} --plan {files / 'plan.json'}" in out.read_text()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["kuberay", "slurm"])
 def test_nothing_heavy_is_loaded(files, kind):
     arguments = ["deploy", kind, files / "run.toml", "--plan", files / "plan.json", "--out", files / "out"]

@@ -75,6 +75,7 @@ def test_an_option_is_read_from_the_words_of_a_process():
     assert option(words, "node") is None
 
 
+@pytest.mark.medium
 @needs_namespaces
 def test_runs_are_asked_to_stop_and_waited_for_and_nothing_else_is(tmp_path):
     (tmp_path / "embedder").write_text(RUN)
@@ -86,6 +87,7 @@ def test_runs_are_asked_to_stop_and_waited_for_and_nothing_else_is(tmp_path):
     assert not (tmp_path / "search-1").exists()
 
 
+@pytest.mark.medium
 @needs_namespaces
 def test_without_anything_to_stop_it_ends_at_once():
     command = [*NAMESPACE, sys.executable, "-m", "embedder", "deploy", "drain", "--within-s", "60"]

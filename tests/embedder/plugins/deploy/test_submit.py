@@ -184,6 +184,7 @@ def test_what_is_installed_on_request_is_what_the_package_names_without_ray():
         wanted_libraries(missing)
 
 
+@pytest.mark.medium
 def test_a_light_installation_submits_and_lists(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('model = "m"\nstore = "s"\n[[source]]\npath = "p"\n')

@@ -137,6 +137,7 @@ def test_without_index_and_model_the_exact_part_is_whole_and_the_rest_is_said_to
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["evaluation.json"]
 
 
+@pytest.mark.medium
 def test_a_graph_gives_a_curve_from_fast_to_thorough_which_is_saved_with_its_picture(make_store, tmp_path):
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((400, 2)) + 1e-9

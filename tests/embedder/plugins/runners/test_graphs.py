@@ -261,6 +261,7 @@ def test_a_file_of_a_version_that_is_not_known_here_is_refused(folder, kind, sai
     assert "check the file, its framework and that one's version" in message
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["torch_export", "onnx"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_graph_of_a_fixed_number_of_rows_gets_that_many(folder, kind, rows, tmp_path):

@@ -34,6 +34,7 @@ def share_found(text: str | None, lines: list[list[str]]) -> float:
     return sum(word in (text or "").replace(" ", "").replace("\n", "") for word in words) / len(words)
 
 
+@pytest.mark.medium
 def test_lines_of_a_picture_are_read_with_their_places():
     page, lines = make_page("German", 0)
     smooth = Image.linear_gradient("L").convert("RGB")
@@ -49,6 +50,7 @@ def test_lines_of_a_picture_are_read_with_their_places():
     assert found[2]["ocr.lines"] is None and found[3]["ocr.lines"] is None
 
 
+@pytest.mark.medium
 def test_the_text_of_a_picture_depends_on_no_other():
     pages = [png(make_page("English", seed)[0]) for seed in range(2)]
     together = run_servables(pa.table({"image": pages}), SECTION)["ocr.words"].to_pylist()

@@ -24,6 +24,7 @@ def ids(answer, number=0):
     return [hit["item_id"] for hit in page(answer, number)["hits"]]
 
 
+@pytest.mark.medium
 def test_parts_are_given_in_every_form_that_queries_have(server):
     by_bytes = {"text": "a bird", "image": encoded(OTHER), "not": [{"image": encoded(IMAGE)}]}
     by_item = {"text": "a bird", "item": "pictures/0003.png", "not": [{"item": "pictures/0000.png"}]}

@@ -6,6 +6,8 @@ import time
 import pytest
 from small_server import RawConnection, running
 
+pytestmark = pytest.mark.medium
+
 HEAD = b"GET /big HTTP/1.1\r\nHost: localhost\r\n"
 
 

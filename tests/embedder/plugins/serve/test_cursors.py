@@ -44,6 +44,7 @@ def pages(servers, **options):
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("options", [{}, {"fold": 0.999}, {"group": False}, {"where": "item_id < '0350.jpg'"}])
 def test_pages_of_an_approximate_index_have_each_item_once(servers, options):
     found = pages(servers, k=K, **options)

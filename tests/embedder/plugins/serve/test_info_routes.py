@@ -3,6 +3,7 @@
 from urllib.parse import quote
 
 import pyarrow as pa
+import pytest
 from running_server import running
 from served import Served, make_store
 
@@ -31,6 +32,7 @@ def test_facets_have_counts_and_ranges_of_the_rows_that_fulfil_a_condition(serve
     assert videos.json["num_rows"] == sum(row["start_s"] is not None for row in rows)
 
 
+@pytest.mark.medium
 def test_facets_count_no_reject_as_a_picture(tiny_model, tmp_path):
     config, source = make_store(tmp_path, tiny_model, num_clips=0, num_images=4)
     (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")

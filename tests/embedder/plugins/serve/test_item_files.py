@@ -225,6 +225,7 @@ def clips_open(folder):
     return [name for name in found if name.startswith(str(folder)) and ".mp4" in name]
 
 
+@pytest.mark.medium
 def test_what_was_embedded_again_is_shown(live):
     path = live.source / "files/pictures/0000.png"
     path.write_bytes(samples.image_bytes(5))

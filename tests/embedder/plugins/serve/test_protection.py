@@ -168,6 +168,7 @@ def test_a_fault_is_told_without_its_reason_and_logged_without_secrets(port, cap
     assert "hunter22" not in logged
 
 
+@pytest.mark.medium
 def test_more_requests_than_places_are_told_to_come_again():
     with running(max_concurrency=2) as port:
         answers = []

@@ -147,6 +147,7 @@ def thumbnails(folder):
     return [path for path in (folder / "cache").rglob("*") if path.is_file()]
 
 
+@pytest.mark.medium
 def test_while_versions_are_published_no_answer_mixes_two(live, files, tmp_path):
     problems, asked = [], []
     done = threading.Event()

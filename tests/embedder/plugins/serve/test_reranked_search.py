@@ -95,6 +95,7 @@ def test_all_queries_with_a_text_are_scored(reranked, expected):
     assert [hit["rerank_score"] is not None for hit in shown] == [True] * MOST + [False] * (len(shown) - MOST)
 
 
+@pytest.mark.medium
 def test_a_client_may_bring_its_own(reranked, server, model, expected):
     stage = embedder.YesNoReranker(model).load()
     for each in (reranked, server):
@@ -156,6 +157,7 @@ def test_a_query_that_fills_the_reranker_is_answered_all_the_same(reranked):
     assert len(page["hits"]) == 3
 
 
+@pytest.mark.medium
 def test_many_at_once_wait_no_longer_than_their_time(made_store, model, tmp_path, monkeypatch):
     """The time of a search includes its wait for those before it."""
     process = YesNoReranker.process
@@ -180,6 +182,7 @@ def test_many_at_once_wait_no_longer_than_their_time(made_store, model, tmp_path
     assert took_s < 20
 
 
+@pytest.mark.medium
 def test_a_burst_beyond_its_queue_is_answered_in_the_first_order(made_store, model, tmp_path, monkeypatch):
     """No query of a burst costs the others of its request their answers, nor those who look something up theirs."""
     process, write = YesNoReranker.process, service.page_of

@@ -53,6 +53,7 @@ def refusal(store, *options):
     return line
 
 
+@pytest.mark.medium
 def test_a_signal_first_turns_balancers_away_and_then_ends_the_process_well(tiny_model, tmp_path):
     config, _ = make_store(tmp_path / "made", tiny_model)
     query = {"vector": [1.0] + [0.0] * 23}

@@ -148,6 +148,7 @@ def test_what_is_purged_is_gone_from_answers_caches_and_thumbnails(live, files, 
     raise AssertionError("its thumbnail is still on disk")
 
 
+@pytest.mark.medium
 def test_a_store_that_goes_away_harms_no_search_and_is_served_again(live, files, tmp_path):
     before = live.search(QUERY).json["answers"]
     shutil.move(tmp_path / "store", tmp_path / "elsewhere")

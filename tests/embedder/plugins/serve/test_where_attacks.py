@@ -55,6 +55,7 @@ def test_there_are_more_than_a_hundred_attacks_and_no_two_are_the_same():
     assert len(set(ATTACKS)) == len(ATTACKS) > 100
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("address", ["search", "facets"])
 def test_no_attack_reaches_anything_and_each_is_told_why(server, secrets, listener, address, monkeypatch):
     monkeypatch.setenv("EMBEDDER_TEST_SECRET", SECRET)

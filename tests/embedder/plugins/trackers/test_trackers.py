@@ -204,6 +204,7 @@ def test_a_run_that_is_refused_leaves_no_trace_at_the_tracker(make_run, tmp_path
     assert client.calls == [] and not list((tmp_path / "store").glob("runs/*/tracker.json"))
 
 
+@pytest.mark.medium
 def test_a_training_tells_its_tracker_of_each_logged_step(tiny_model, tmp_path, monkeypatch):
     client = Notes()
     monkeypatch.setattr(trackers, "require", lambda extra, where: None)
@@ -322,6 +323,7 @@ def test_an_mlflow_server_that_is_killed_in_mid_run_costs_one_warning(make_run, 
     assert "given up for this run" in warning and uri in warning
 
 
+@pytest.mark.medium
 def test_an_mlflow_server_that_is_away_costs_one_warning(make_run, tmp_path, monkeypatch, caplog):
     pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

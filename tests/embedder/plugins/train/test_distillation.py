@@ -56,6 +56,7 @@ def store(pairs, tiny_model, tmp_path_factory):
     return embedded(pairs, tmp_path_factory.mktemp("teacher") / "store", tiny_model)
 
 
+@pytest.mark.medium
 def test_the_teacher_alone_trains_a_pruned_student_the_same_each_time_and_resumed(store, pairs, tiny_model, tmp_path):
     options = {
         "model": str(tiny_model),

@@ -1,9 +1,12 @@
 """The card of a trained model says what it is, of what, and how good."""
 
+import pytest
 import train_samples
 
 from embedder.plugins.train.train_outputs import Outputs
 from embedder.plugins.train.train_run import train
+
+pytestmark = pytest.mark.medium
 
 
 def test_the_card_has_towers_data_settings_and_figures(tiny_model, tmp_path):

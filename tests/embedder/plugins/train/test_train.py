@@ -50,6 +50,7 @@ def pairs(tmp_path):
     return train_samples.table(tmp_path / "pairs.parquet")
 
 
+@pytest.mark.medium
 def test_training_twice_from_nothing_gives_the_same_tokeniser_weights_and_metrics(pairs, tmp_path):
     for name in ("one", "two"):
         config = training(pairs, tmp_path / name, architecture=ARCHITECTURE, texts=["also"], train=AUGMENTED)
@@ -66,6 +67,7 @@ def test_training_twice_from_nothing_gives_the_same_tokeniser_weights_and_metric
     assert weights(one / "last") != weights(tmp_path / "three" / "last")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("what", ["all", "projections"])
 def test_a_stopped_run_leaves_a_model_and_resumed_it_equals_an_uninterrupted_one(pairs, tiny_model, tmp_path, what):
     options = {"model": str(tiny_model), "texts": ["also"], "train": AUGMENTED | {"what": what}}
@@ -95,6 +97,7 @@ def test_a_stopped_run_leaves_a_model_and_resumed_it_equals_an_uninterrupted_one
     assert metrics(out) == metrics(tmp_path / "a" / "run")
 
 
+@pytest.mark.medium
 def test_a_crash_goes_back_to_the_last_checkpoint_and_no_line_of_metrics_stands_twice(pairs, tiny_model, tmp_path):
     whole = training(pairs, tmp_path / "whole", model=str(tiny_model))
     train(whole)
@@ -114,6 +117,7 @@ def test_a_crash_goes_back_to_the_last_checkpoint_and_no_line_of_metrics_stands_
     assert steps == list(range(1, 13))
 
 
+@pytest.mark.medium
 def test_a_run_that_began_with_another_warm_up_keeps_it_where_none_is_set(pairs, tiny_model, tmp_path):
     """As runs of fewer than 1,000 steps did before the default followed their length: it was 100 steps."""
     settings = {"num_steps": 12, "learning_rate": 1e-3, "seed": 3}
@@ -136,6 +140,7 @@ def test_a_run_that_began_with_another_warm_up_keeps_it_where_none_is_set(pairs,
     assert weights(tmp_path / "run" / "last") == weights(tmp_path / "whole" / "last")
 
 
+@pytest.mark.medium
 def test_decoding_anew_in_each_epoch_gives_the_weights_of_a_run_that_keeps_pictures_in_memory(
     pairs, tiny_model, tmp_path
 ):
@@ -182,6 +187,7 @@ assert (report.engine, report.engine_reason, report.num_steps) == ("local", "Ray
     assert weights(tmp_path / "out" / "last") == weights(tmp_path / "here" / "last")
 
 
+@pytest.mark.medium
 def test_a_broken_pair_is_rejected_and_counted_and_training_goes_on(tiny_model, tmp_path):
     rows = train_samples.rows_of(range(60))
     rows[7]["photo"] = b"\x89PNG\r\n\x1a\n broken"
@@ -196,6 +202,7 @@ def test_a_broken_pair_is_rejected_and_counted_and_training_goes_on(tiny_model, 
     assert reject["error"]
 
 
+@pytest.mark.medium
 def test_too_many_broken_pairs_end_the_run_and_name_the_cure(tiny_model, tmp_path):
     rows = train_samples.rows_of(range(60))
     for row in rows[:6]:
@@ -207,6 +214,7 @@ def test_too_many_broken_pairs_end_the_run_and_name_the_cure(tiny_model, tmp_pat
     assert train(training(source, tmp_path / "out", **changes), resume=True).num_rejected == 6
 
 
+@pytest.mark.medium
 def test_clips_are_rejected_not_trained_on(tiny_model, tmp_path):
     folder = samples.folder(tmp_path / "in", num_images=20, num_clips=1)
     config = training(folder, tmp_path / "out", model=str(tiny_model), source=[{"path": str(folder)}], batch_size=4)
@@ -256,6 +264,7 @@ def test_an_attempt_that_took_no_step_leaves_no_tokeniser_to_the_next(pairs, tmp
     assert "square" in (tmp_path / "tokenizer.json").read_text()
 
 
+@pytest.mark.medium
 def test_a_run_learns_and_keeps_the_model_that_was_best_on_held_out_pictures(tiny_model, tmp_path):
     source = train_samples.table(tmp_path / "pairs.parquet", 180)
     held_out = train_samples.table(tmp_path / "held_out.parquet", rows=train_samples.rows_of(range(1000, 1060)))

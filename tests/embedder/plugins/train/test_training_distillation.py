@@ -116,6 +116,7 @@ def test_a_batch_whose_learning_side_the_teacher_lacks_teaches_nothing(make_conf
     assert trainer.step(batch).grad_norm > 0
 
 
+@pytest.mark.medium
 def test_a_student_comes_closer_to_its_teacher_than_without_and_the_map_is_not_exported(make_config, teacher, tmp_path):
     found = {}
     for name in ("with", "without"):

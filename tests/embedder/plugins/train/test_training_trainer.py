@@ -74,6 +74,7 @@ def test_one_seed_gives_the_same_weights_twice_and_another_seed_others(make_conf
     assert not torch.equal(first.weights()["vision.pos_embed"], other.weights()["vision.pos_embed"])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("vision", [{}, STEM])
 def test_resumed_training_equals_uninterrupted_training_to_the_bit(make_config, make_model, tmp_path, vision):
     folder = make_model(make_config(vision))
@@ -172,6 +173,7 @@ def test_averaged_weights_are_the_running_mean_of_the_steps(make_config, make_mo
     assert_close(trainer.weights()[name], expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("loss", ["clip", "siglip"])
 def test_training_teaches_concepts_and_the_export_finds_them(make_config, tokenizer_json, tmp_path, loss):
     config = make_config(STEM)
@@ -267,6 +269,7 @@ def test_a_delta_over_another_base_is_refused(make_config, make_model, tmp_path)
         Trainer(config, settings()).export_delta(tmp_path / "other", "mine")
 
 
+@pytest.mark.medium
 def test_projections_alone_lift_frozen_towers_well_above_chance_by_a_tenth_of_the_work(make_config, make_model):
     # As large as it takes for the towers to cost what towers cost.
     config = make_config({"width": 96, "num_heads": 3}, {"hidden_size": 96, "num_attention_heads": 3})
@@ -297,6 +300,7 @@ def test_projections_alone_lift_frozen_towers_well_above_chance_by_a_tenth_of_th
     assert 0 < of_projections.get_total_flops() * 10 < of_whole_model.get_total_flops()
 
 
+@pytest.mark.medium
 def test_prototypes_are_learned_from_images_alone_and_captions_fit_given_ones(make_config):
     config = make_config(STEM)
     shared = {"loss": "concepts", "num_concepts": 6, "num_steps": 80, "learning_rate": 3e-3}

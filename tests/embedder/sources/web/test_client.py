@@ -201,6 +201,7 @@ def test_a_kept_connection_that_the_server_has_closed_costs_no_try(server, make_
         assert client.download(asked(server, closes), LIMITS).data == PNG
 
 
+@pytest.mark.medium
 def test_a_busy_host_is_asked_again_when_it_wants_to_be(server, client):
     address = asked(server, in_turn(status(429, Retry_After="1"), status(503, Retry_After="0"), image(0)))
     assert client.download(address, LIMITS).data == PNG

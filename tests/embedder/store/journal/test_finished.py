@@ -62,6 +62,7 @@ def content(tables, names):
     return sorted(map(str, pa.concat_tables([each.select(names) for each in tables]).to_pylist()))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(8))
 def test_parts_on_disk_hold_what_one_part_in_memory_holds(tmp_path, monkeypatch, seed):
     files = new_store(tmp_path / "store")

@@ -145,6 +145,7 @@ def test_changed_rows_replace_theirs_in_a_compacted_file(files):
     assert len(rows_now(files)) == 18
 
 
+@pytest.mark.medium
 def test_killed_between_any_two_steps_rows_stay_and_it_ends_when_done_again(tmp_path, monkeypatch):
     for number in count():
         files = new_store(tmp_path / str(number))

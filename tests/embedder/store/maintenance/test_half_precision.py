@@ -144,6 +144,7 @@ def near_clusters(seed: int, spread: float) -> np.ndarray:
     return unit(np.repeat(centres, 15, axis=0) + spread * rng.standard_normal((600, DIM)))
 
 
+@pytest.mark.medium
 def test_the_index_that_stays_loses_no_more_recall_than_the_gate_states(tmp_path, caplog):
     files, vectors = new_store(tmp_path / "store"), near_clusters(4, 0.8)
     rows = [row(f"{place:04d}.jpg", image_embedding=each.tolist()) for place, each in enumerate(vectors)]
@@ -272,6 +273,7 @@ def test_other_programs_read_the_rounded_table(files):
         assert {name: list(vector) for name, vector in found} == wanted
 
 
+@pytest.mark.medium
 def test_runs_with_the_key_round_what_they_publish_and_embed_nothing_anew(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=6, num_clips=0)
     _, exact = embedded(make_run(source, store=str(tmp_path / "exact")))

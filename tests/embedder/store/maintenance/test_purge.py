@@ -261,6 +261,7 @@ def test_a_damaged_file_is_no_proof(files, three_runs):
         purge(files, [GONE], no_index)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_between_two_steps_the_others_are_served_and_it_ends_when_done_again(tmp_path, monkeypatch, stride):
     before = new_store(tmp_path / "before")

@@ -112,6 +112,7 @@ def test_an_old_model_is_served_again(files):
     assert open_store(files.address).info.model == INFO.model
 
 
+@pytest.mark.medium
 def test_killed_between_any_two_steps_it_leaves_one_whole_state_and_ends_when_done_again(tmp_path, monkeypatch):
     for number in count():
         files = new_store(tmp_path / str(number))

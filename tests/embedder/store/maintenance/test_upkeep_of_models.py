@@ -186,6 +186,7 @@ def test_an_item_of_a_further_model_alone_is_known_and_purged(files):
         purge(files, ["never.jpg"], index_choice(files, reuse=False))
 
 
+@pytest.mark.medium
 def test_a_purge_that_is_killed_between_any_two_steps_ends_by_the_same_command(files, monkeypatch):
     expected = {key: [each for each in rows if each["item_id"] != "a.jpg"] for key, rows in state(files).items()}
     for number in count(0, 3):

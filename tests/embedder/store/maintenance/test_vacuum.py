@@ -188,6 +188,7 @@ def test_what_a_half_made_commit_put_into_the_newest_version_stays(files, monkey
     assert state_now(files)
 
 
+@pytest.mark.medium
 def test_killed_at_any_moment_it_harms_nothing_and_ends_when_done_again(tmp_path, monkeypatch):
     for number in count(0, 2):
         files = new_store(tmp_path / str(number))

@@ -181,6 +181,7 @@ def test_a_write_task_that_is_tried_again_after_its_publication_adds_nothing(fil
     assert vectors_now(files) == {key: [1.0, 0.0] for key in ["a.jpg", "b.jpg", "c.jpg"]}
 
 
+@pytest.mark.medium
 def test_interim_publications_in_a_bucket(bucket):
     files = StoreFiles(f"{bucket}/store")
     bind_store(files, INFO)
@@ -279,6 +280,7 @@ def test_a_lost_record_is_refused_before_anything_is_doubled(files):
         session.end()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(6))
 def test_any_sequence_of_sessions_kills_and_publications_ends_in_the_rows_of_the_last_sessions(
     files, monkeypatch, seed

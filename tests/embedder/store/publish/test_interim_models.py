@@ -119,6 +119,7 @@ def test_vacuum_and_rollback_in_mid_run_keep_both_models_whole(files):
     assert read_current(files).models["tags"].interim_of is None
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("has_base", [False, True])
 def test_an_interim_publication_killed_at_any_change_shows_both_models_or_neither(monkeypatch, tmp_path, has_base):
     for number in count(0, 1 if has_base else 3):
@@ -151,6 +152,7 @@ def test_an_interim_publication_killed_at_any_change_shows_both_models_or_neithe
     assert number > 8
 
 
+@pytest.mark.medium
 def test_an_added_model_whose_publications_are_killed_at_any_change_has_each_row_once(monkeypatch, tmp_path):
     for number in count():
         files = new_store(tmp_path / f"store {number}")
@@ -177,6 +179,7 @@ def test_an_added_model_whose_publications_are_killed_at_any_change_has_each_row
     assert number > 5
 
 
+@pytest.mark.medium
 def test_the_last_publication_killed_at_any_change_is_brought_to_its_end(monkeypatch, tmp_path):
     for number in count():
         files = new_store(tmp_path / f"store {number}")

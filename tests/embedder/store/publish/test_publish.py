@@ -272,6 +272,7 @@ def test_a_run_killed_while_its_index_is_built_ends_in_the_same_store(files):
     check_that_it_ends(files, run.run_id)
 
 
+@pytest.mark.medium
 def test_a_run_killed_before_any_write_of_publishing_ends_in_the_same_store(tmp_path, monkeypatch):
     for number in count():
         files = StoreFiles(tmp_path / str(number))
@@ -340,6 +341,7 @@ def test_vectors_that_are_not_finite_become_rejects_of_the_step_embed(files):
     assert items == {"bad.jpg": ("rejected", "embed"), "good.jpg": ("embedded", None)}
 
 
+@pytest.mark.medium
 def test_a_second_writer_is_refused_and_told_who_holds_the_store(files):
     program = "import sys; from embedder.store.files import StoreFiles; from embedder.store.lock import write_lock\n"
     program += "with write_lock(StoreFiles(sys.argv[1])): print('held')"

@@ -104,6 +104,7 @@ def test_a_store_without_them_searches_by_torch_and_names_the_command_that_write
     assert np.abs(store.encode_text(["w5 w6 w7"]) - expected(models[0])).max() < 1e-5
 
 
+@pytest.mark.medium
 def test_a_fresh_process_searches_without_torch_and_without_the_model_folder(models, tmp_path):
     folder = shutil.copytree(models[0], tmp_path / "model")
     files, info = publish_model(tmp_path / "store", folder)
@@ -125,6 +126,7 @@ def test_a_fresh_process_searches_without_torch_and_without_the_model_folder(mod
     assert not list((tmp_path / "cache").rglob("*deviceid*")), "ONNX Runtime sends nothing to its maker"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "manifest.json"])
 def test_what_is_damaged_is_told_and_torch_answers(models, tmp_path, caplog, name):
     files, info = publish_model(tmp_path / "store", models[0])
@@ -181,6 +183,7 @@ def test_a_purge_takes_no_word_of_a_vocabulary_for_an_item(models, tmp_path):
     assert not any(map(is_free_text, towers))
 
 
+@pytest.mark.medium
 def test_in_a_bucket_a_tower_is_fetched_once_and_again_where_the_copy_is_damaged(models, bucket, tmp_path, monkeypatch):
     files, info = publish_model(f"{bucket}/store", models[0])
     export_query_towers(files, info)
@@ -202,6 +205,7 @@ def test_in_a_bucket_a_tower_is_fetched_once_and_again_where_the_copy_is_damaged
     assert store.encoder.kind == "onnx"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_query_whose_vector_is_not_finite_is_refused_and_names_the_model(models, tmp_path, kind, value):

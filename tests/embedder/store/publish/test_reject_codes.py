@@ -68,6 +68,7 @@ def test_groups_come_with_the_cure_the_largest_first():
     assert (other["code"], other["error_types"], other["transient"]) == ("too_large", {"TooLarge": 7}, False)
 
 
+@pytest.mark.medium
 def test_the_command_groups_rejects_by_kind(make_run, run_embedder, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=3)
     broken = {"a.jpg": b"", "b.jpg": b"\xff\xd8\xff\xe0 no picture", "c.png": b"plain words"}

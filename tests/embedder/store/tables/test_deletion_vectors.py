@@ -96,6 +96,7 @@ def test_rows_come_back_from_a_bitmap_and_from_text(number):
     assert np.array_equal(decode_rows(data, number), rows)
 
 
+@pytest.mark.medium
 def test_mutated_vectors_are_errors_or_so_many_rows_of_the_file(tmp_path):
     """A log and a bitmap file are anybody's: no other exception, no row beyond the file, no memory beyond the rows."""
     files, random, num_errors = StoreFiles(tmp_path), Random(0), 0
@@ -178,6 +179,7 @@ def test_a_checkpoint_keeps_marks_and_what_readers_have_to_know(marked):
     ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("step", [100, 1], ids=["scattered", "side by side"])
 def test_marks_write_twice_what_changed_at_most(tmp_path, step):
     values = np.random.default_rng(0).standard_normal((10_000, 64)).tolist()

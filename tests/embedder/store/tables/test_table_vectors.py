@@ -228,6 +228,7 @@ def test_a_log_that_does_not_count_nulls_costs_no_vector(files, monkeypatch):
     assert found.present.tolist() == present.tolist()
 
 
+@pytest.mark.medium
 def test_of_a_bucket_only_footers_and_vectors_are_fetched_and_checksums_compared(bucket, monkeypatch, tmp_path):
     files = write_store(new_store(f"{bucket}/store"), monkeypatch)
     on_disk = write_store(new_store(tmp_path / "store"), monkeypatch)

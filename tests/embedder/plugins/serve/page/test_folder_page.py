@@ -19,6 +19,8 @@ from running_server import running
 import embedder
 from embedder.ingest.embed import embed
 
+pytestmark = pytest.mark.medium
+
 TILES = "#left .grid .tile:not(.skeleton)"
 LONG_ITEM = f"{FOLDERS[0]}/{LONG_NAME}"
 

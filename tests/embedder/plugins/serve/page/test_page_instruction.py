@@ -7,6 +7,8 @@ from served import make_instructed_store
 
 import embedder
 
+pytestmark = pytest.mark.medium
+
 OWN, OTHER, WORDS = "Find pictures.", "two birds", "a red car"
 
 

@@ -13,6 +13,8 @@ from running_server import running
 import embedder
 from embedder.ingest.embed import embed
 
+pytestmark = pytest.mark.medium
+
 TILES = ".grid .tile:not(.skeleton)"
 FOLLOW_S = 0.05
 TOKEN = "a-token-of-more-than-32-characters-0123456789"

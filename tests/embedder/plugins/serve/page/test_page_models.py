@@ -18,6 +18,8 @@ import embedder
 from shards.fresh import init_model
 from shards.train_tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.medium
+
 PAGE = 40  # results that are asked for at once
 WORDS = "a red car"
 LIKE = "shop:pictures/004"

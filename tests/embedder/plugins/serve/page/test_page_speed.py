@@ -52,6 +52,7 @@ def test_first_results_are_on_screen_soon_after_the_answer(open_page, url):
     assert statistics.median(times) < ON_SCREEN_MS, times
 
 
+@pytest.mark.medium
 def test_the_page_is_small_and_only_what_is_near_is_loaded(open_page, url):
     page = open_page(f"{url}/?q=car")
     page.wait_for_selector(".tile.settled.loaded")

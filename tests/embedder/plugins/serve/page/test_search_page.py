@@ -53,6 +53,7 @@ def test_typing_searches_and_the_address_holds_it(open_page, url):
     assert "160w" in images.first.get_attribute("srcset")
 
 
+@pytest.mark.medium
 def test_more_results_come_as_one_scrolls(open_page, url):
     page = open_page(f"{url}/?q=car")
     searched(page)
@@ -64,6 +65,7 @@ def test_more_results_come_as_one_scrolls(open_page, url):
     assert len(set(page.locator(f"#left {TILES} .words").all_inner_texts())) == NUM_IMAGES + 1
 
 
+@pytest.mark.medium
 def test_a_search_of_before_is_offered_again(open_page, url):
     page = open_page(url)
     for words in ("a blue bird", "green tree"):
@@ -79,6 +81,7 @@ def test_a_search_of_before_is_offered_again(open_page, url):
     expect(page.locator("#history")).to_be_hidden()
 
 
+@pytest.mark.medium
 def test_filters_have_counts_and_quote_what_they_are_made_of(open_page, url):
     page = open_page(f"{url}/?q=car")
     page.click("#filter-toggle")
@@ -103,6 +106,7 @@ def test_filters_have_counts_and_quote_what_they_are_made_of(open_page, url):
     expect(tiles(page).nth(PAGE - 1)).to_be_attached()
 
 
+@pytest.mark.medium
 def test_what_is_typed_stays_when_counts_arrive(open_page, url):
     page = open_page(f"{url}/?q=car")
     page.click("#filter-toggle")
@@ -130,6 +134,7 @@ def test_what_is_typed_stays_when_counts_arrive(open_page, url):
     expect(page.locator("#where")).to_have_value("")
 
 
+@pytest.mark.medium
 def test_every_kind_of_column_filters(open_page, url):
     page = open_page(f"{url}/?q=car&in.is_new=true&none.is_new=1&min.taken=2026-03-05T00:00:00.000Z&max.price=6")
     expect(tiles(page)).to_have_count(6)  # 4, 6, 7, 8, 10, 12 by price and newness; 4 is of March 5th
@@ -138,6 +143,7 @@ def test_every_kind_of_column_filters(open_page, url):
     expect(page.locator("#count")).to_have_text("1 result, all that fits the filters")
 
 
+@pytest.mark.medium
 def test_a_column_filters_whose_name_every_object_of_javascript_has(open_page, url):
     makers = [{"value": name, "count": 2} for name in ("Ferrari", "McLaren")]
     facet = {"name": "constructor", "type": "text", "num_null": 0, "values": makers, "min": None, "max": None}
@@ -157,6 +163,7 @@ def test_a_column_filters_whose_name_every_object_of_javascript_has(open_page, u
     expect(chip).to_have_text(["constructor: Ferrari"])
 
 
+@pytest.mark.medium
 def test_a_condition_that_is_none_is_explained(open_page, url):
     page = open_page(f"{url}/?q=car&where=prise+%3C+3")
     card = page.locator("[role=alert]")
@@ -205,6 +212,7 @@ def test_an_image_is_dropped_pasted_and_chosen(open_page, url):
     expect(page.locator("[role=alert]")).to_be_visible()
 
 
+@pytest.mark.medium
 def test_more_like_this_back_and_forward(open_page, url):
     page = open_page(f"{url}/?q=car")
     searched(page)
@@ -227,6 +235,7 @@ def test_more_like_this_back_and_forward(open_page, url):
     expect(page.locator("#item")).to_be_visible()
 
 
+@pytest.mark.medium
 def test_the_panel_shows_row_provenance_and_neighbours(open_page, url):
     page = open_page(f"{url}/?q=car&item=shop%3Apictures%2F004")
     page.wait_for_selector("#item .near")
@@ -243,6 +252,7 @@ def test_the_panel_shows_row_provenance_and_neighbours(open_page, url):
     assert params(page) == {"q": "car"}
 
 
+@pytest.mark.medium
 def test_a_video_opens_at_its_moment_with_the_others_beside(open_page, url):
     page = open_page(f"{url}/?q=car&in.modality=video")
     expect(tiles(page)).to_have_count(1)
@@ -259,6 +269,7 @@ def test_a_video_opens_at_its_moment_with_the_others_beside(open_page, url):
     assert params(page) == {"q": "car", "in.modality": "video", "item": VIDEO_ID} | ({"at": str(last)} if last else {})
 
 
+@pytest.mark.medium
 def test_everything_is_done_by_keyboard(open_page, url):
     page = open_page(f"{url}/?q=car")
     searched(page)
@@ -295,6 +306,7 @@ def test_everything_is_done_by_keyboard(open_page, url):
     expect(page.locator("#filters")).to_be_visible()
 
 
+@pytest.mark.medium
 def test_a_narrow_screen_is_as_usable(open_page, url):
     page = open_page(f"{url}/?q=car", viewport={"width": 360, "height": 720}, has_touch=True)
     searched(page)
@@ -309,6 +321,7 @@ def test_a_narrow_screen_is_as_usable(open_page, url):
     assert page.evaluate("document.querySelector('#item').scrollWidth") <= 360
 
 
+@pytest.mark.medium
 def test_markup_in_captions_and_ids_stays_text(open_page, url):
     page = open_page(f"{url}/?like=shop%3Apictures%2F002&where=caption+LIKE+%27%25script%25%27")
     expect(page.locator("[role=alert], .message").first).to_be_visible()  # of an item that is not there
@@ -324,6 +337,7 @@ def test_markup_in_captions_and_ids_stays_text(open_page, url):
     assert "attacked" not in page.title()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("switch, changes", [("hybrid", {"hybrid": True}), ("fold", {"fold": 0.95})])
 def test_switches_change_the_search(open_page, url, switch, changes):
     page = open_page(f"{url}/?q=car")
