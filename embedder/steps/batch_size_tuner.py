@@ -18,14 +18,18 @@ class BatchSize:
     def __init__(self, sizes: Sequence[int]) -> None:
         """Start the trials with candidates in rows, the default first; a single one needs no trial."""
         self._costs: dict[int, list[float]] = {size: [] for size in sizes}
+        self._default = sizes[0]
         self._spent_s = 0.0
         self._lock = threading.Lock()
         self.chosen = sizes[0] if len(self._costs) == 1 else None
 
-    @property
-    def next_rows(self) -> int:
-        """Return the rows of the next batch: the size tried least often so far, or the chosen one."""
-        return self.chosen or min(self._costs, key=lambda size: len(self._costs[size]))
+    def next_rows(self, block_rows: int) -> int:
+        """Return the rows of the next batch of a block: the size tried least often so far, or the chosen one.
+
+        A size above the default that the block doesn't hold is left out, as it would be asked for again in every block.
+        """
+        held = [size for size in self._costs if size <= max(block_rows, self._default)]
+        return self.chosen or min(held, key=lambda size: len(self._costs[size]))
 
     def note(self, num_rows: int, seconds: float) -> None:
         """Record the cost of a batch; other sizes, such as a block's last batch, are ignored."""
@@ -39,8 +43,7 @@ class BatchSize:
 
     def _best(self) -> int:
         medians = {size: statistics.median(costs[1:]) for size, costs in self._costs.items() if len(costs) > 1}
-        first = next(iter(self._costs))
-        if first not in medians:
-            return first
+        if self._default not in medians:
+            return self._default
         best = min(medians, key=medians.__getitem__)
-        return best if medians[best] < (1 - MIN_GAIN) * medians[first] else first
+        return best if medians[best] < (1 - MIN_GAIN) * medians[self._default] else self._default

@@ -119,7 +119,7 @@ class TowerStage(Stage):
         for chunk in table.to_batches():
             start = 0
             while start < chunk.num_rows:
-                batch = chunk.slice(start, self._batch_size.next_rows)
+                batch = chunk.slice(start, self._batch_size.next_rows(chunk.num_rows))
                 yield batch
                 start += batch.num_rows
 

@@ -217,7 +217,7 @@ def test_the_batch_that_compiles_counts_for_no_batch_size(vit, monkeypatch):
     stage = TowerStage(replace(spec, compile=False, batch_sizes=(5, 2))).load()
     for expected in (5, 2):
         stage(table)
-        assert stage._batch_size.next_rows == expected
+        assert stage._batch_size.next_rows(5) == expected
 
 
 @pytest.mark.slow
