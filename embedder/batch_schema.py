@@ -68,6 +68,7 @@ TRACE = pa.list_(
             "waited_copy_s": pa.float64(),  # the same, while it was copied
             "waited_launch_s": pa.float64(),  # the same, until the first kernel
             "device_speed": pa.map_(pa.string(), pa.float64()),  # measured figures of a GPU, at the start of a stage
+            "note": pa.string(),  # line for the report; empty for nearly all calls
         }
     )
 )

@@ -32,7 +32,8 @@ def report_parts(report: Report) -> list[RenderableType]:
     if not report.steps:
         return last
     review = review_parts(report.review, report.steady_items_per_s or report.items_per_s) if report.review else []
-    inputs = [*clip_lines(report.steps), *_caption_lines(report), *_gpu_lines(report)]
+    notes = [note for step in report.steps for note in step.notes]
+    inputs = [*clip_lines(report.steps), *_caption_lines(report), *_gpu_lines(report), *notes]
     return [_step_table(report), *_operator_parts(report), *review, *inputs, *_cluster_parts(report), *last]
 
 

@@ -53,6 +53,8 @@ class StepReport(ReportSection):
     """The same, until the first kernel of a batch was launched."""
     product_share: float | None = None
     """For a stage on GPUs: operations of its layers per second of computing, over those of wide matrix products."""
+    notes: tuple[str, ...] = ()
+    """For a stage: lines of its processes, such as why their layers could not be compiled."""
 
     @property
     def max_replicas(self) -> int:

@@ -58,7 +58,7 @@ def _in_pairs(calls: list[Measurement]) -> list[Measurement]:
 def _sum(first: Measurement, second: Measurement) -> Measurement:
     peaks = {name: max(getattr(first, name), getattr(second, name)) for name in ("peak_rss_bytes", "peak_gpu_bytes")}
     sums = {name: getattr(first, name) + getattr(second, name) for name in SUMMED}
-    return replace(first, **peaks, **sums)
+    return replace(first, **peaks, **sums, note=first.note or second.note)
 
 
 def split_loads(trace: Iterable[Measurement]) -> tuple[list[LoadReport], list[Measurement]]:
@@ -111,6 +111,7 @@ def _step(name: str, calls: list[Measurement], window: tuple[float, float], num_
         bytes_per_row=bytes_out / num_rows if num_rows else 0.0,
         peak_rss_bytes=max(call.peak_rss_bytes for call in calls),
         replicas=tuple(line),
+        notes=tuple(dict.fromkeys(call.note for call in calls if call.note)),
         **{name: sum(getattr(call, name) for call in calls) for name in (*FRAMES, *CUTS, *WAITED)},
     )
 

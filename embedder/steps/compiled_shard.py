@@ -25,6 +25,7 @@ class CompiledShard:
         keep_compiled(cache_folder("compiled") / folder_name(shard.device))
         self._undo = compile_layers(shard)
         self.is_compiled = True
+        self._problem = ""
         self._lock = threading.Lock()
 
     def __call__(self, arranged: Arranged) -> Batch:
@@ -47,14 +48,20 @@ class CompiledShard:
             self._launch_eagerly(cause)
         return self._shard.compute(arranged)
 
+    def take_problem(self) -> str:
+        """Return why the layers are not compiled any more, once; else an empty string."""
+        found, self._problem = self._problem, ""
+        return found
+
     def _launch_eagerly(self, cause: str) -> None:
         self._undo()
         self.is_compiled = False
-        LOG.warning(
+        self._problem = (
             f"stage {self._index} on node {platform.node()}: compiled layers failed ({cause}); it goes on without "
             "compiling, this batch included, and nothing is lost; compiling takes a C++ compiler, and on a GPU "
             "Triton: install them there, or write compile = false"
         )
+        LOG.warning(self._problem)
 
 
 def is_short_of_memory(error: BaseException | None) -> bool:

@@ -135,6 +135,7 @@ class TowerStage(Stage):
                 encoded, times = self._compute(arranged)
             outputs = {"vision": self._column("vision", encoded.vision), "text": self._column("text", encoded.text)}
             measurement.num_rows = batch.num_rows
+            measurement.note = self._compiled.take_problem() if self._compiled is not None else ""
             table = pa.table(batch)
             for tower, output in outputs.items():
                 if output is not None:

@@ -59,6 +59,8 @@ class Measurement:
     """The same, until the first kernel was launched."""
     device_speed: dict[str, float] = field(default_factory=dict)
     """Figures of the stage's GPU (`shards.planning.planning_costs.DeviceSpeed`); of a stage's start."""
+    note: str = ""
+    """Line for the report, of what a process of Ray's can say to nobody else."""
     num_calls: int = 1
     """More than one if this sums several calls of a process (`embedder.report.step_sums.join_measurements`)."""
 
@@ -66,6 +68,7 @@ class Measurement:
         """Read what rows and journals have as pairs."""
         self.caption_places = Counter(dict(self.caption_places or ()))
         self.device_speed = dict(self.device_speed or ())
+        self.note = self.note or ""
 
 
 @contextmanager

@@ -134,6 +134,9 @@ def test_operators_nodes_events_and_cost_are_shown():
     in_euros = full_report().model_copy(update={"currency": "EUR"})
     assert "1.23 EUR per million items, by [prices]" in shown_text(report_parts(in_euros)).splitlines()
     assert any("50 items/s (110 once all stages were up)" in line for line in lines)
+    [step] = full_report().steps
+    noted = full_report().model_copy(update={"steps": (step.model_copy(update={"notes": ("stage 0: no compiler",)}),)})
+    assert "stage 0: no compiler" in shown_text(report_parts(noted)).splitlines()
 
 
 def test_a_short_run_on_ray_says_that_it_is_no_judge():

@@ -249,6 +249,13 @@ def test_waits_of_a_gpu_are_summed_over_a_steps_calls():
     assert step.waited_copy_s == pytest.approx(0.4)
 
 
+def test_what_a_stages_processes_say_is_told_once_however_many_calls_are_summed():
+    calls = [Measurement("stage 0", started_s=number, note="no compiler" * (number in (1, 2))) for number in range(4)]
+    for joined in (calls, join_measurements(calls, 2)):
+        [step], _ = step_reports(joined, {"stage 0": 1})
+        assert step.notes == ("no compiler",)
+
+
 @pytest.mark.parametrize(
     ("stage_s", "reached", "blamed"),
     [

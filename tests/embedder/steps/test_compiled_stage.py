@@ -167,6 +167,8 @@ def test_where_the_first_compiled_call_fails_the_batch_is_computed_eagerly_and_t
     assert line.startswith("stage 0 on node ")
     assert "(RuntimeError: no C++ compiler was found)" in line
     assert "compile = false" in line
+    calls = [call for each in found for calls in each["trace"].drop_null().to_pylist() for call in calls]
+    assert [call["note"] for call in calls if call["step"] == "stage 0"] == [line, ""], "once, for the run's report"
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True], ids=["of the layer", "of the compiler"])
