@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
 from tower_families import FAMILIES, NUM_TOKENS, SIDE_PX, beside_default, save_random_model, tiny
 
@@ -230,6 +231,21 @@ def test_a_first_batch_with_as_many_rows_as_tokens_shares_its_graph_with_the_oth
     for num_rows in (tower.num_tokens, 8, 3):
         stage(rows_of(tower, num_rows))
     assert num_graphs() - before == 1
+
+
+@pytest.mark.slow
+def test_what_one_run_has_compiled_the_next_one_reads_from_disk(vit):
+    spec, table = vit
+    found = []
+    for _ in range(2):
+        CppCodeCache.cache_clear()  # of kernels that this process has loaded
+        CppPythonBindingsCodeCache.cache_clear()
+        torch.compiler.reset()
+        counters.clear()
+        found.append(vectors_of(TowerStage(spec).load()(table), "vision"))
+        names = ("fxgraph_cache_hit", "fxgraph_cache_miss")
+        assert [counters["inductor"][name] for name in names] == ([0, 1] if len(found) == 1 else [1, 0])
+    assert np.array_equal(*found)
 
 
 @pytest.mark.slow
