@@ -4,6 +4,7 @@ Pillow is imported only for its images and for arrays.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from io import BytesIO
@@ -26,6 +27,7 @@ CHANNELS = (1, 3, 4)
 # Modes whose values a format stores unchanged; others are converted.
 PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B"})
 TIFF_MODES = frozenset({"I", "F", "CMYK", "LAB"})
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)  # a path keeps one of its slashes
 TRANSPARENT_MODES = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 
 
@@ -46,6 +48,10 @@ def file_or_content(image: "GivenImage", name: str = "image") -> Path | bytes:
     Raises an ArgumentTypeError for what can hold no image, a ConfigError for one that can't be used.
     """
     if isinstance(image, str | os.PathLike):
+        if _ADDRESS.match(found := os.fspath(image)):
+            raise ConfigError(
+                f"{name} {found}: found an address, which isn't fetched; give the path of a file, or bytes"
+            )
         return Path(image)
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)

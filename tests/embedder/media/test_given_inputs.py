@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,3 +156,10 @@ def test_pillow_is_not_imported_for_what_needs_none_of_it():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("address", ["https://example.org/x.png", Path("https://example.org/x.png"), "s3://a/x.png"])
+def test_an_address_is_refused_as_one(address):
+    with pytest.raises(ConfigError, match="found an address, which isn't fetched"):
+        file_or_content(address)
+    assert file_or_content("C:/x.png") == Path("C:/x.png")
