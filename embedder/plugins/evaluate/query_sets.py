@@ -20,6 +20,7 @@ from embedder.plugins.evaluate.clicks import grades_of_clicks
 from embedder.plugins.evaluate.exact import Ints
 from embedder.plugins.evaluate.published_images import ImageTable
 from embedder.quantities import percent, plural
+from embedder.retrieval.row_metadata import to_value
 from embedder.retrieval.store_api import Store
 from embedder.sources.table_files import Table, find_table
 from embedder.sources.uris import normalise_source
@@ -128,7 +129,7 @@ def _read_answers(
         rows = _complete(part, "item_id", *([group] if group else []))
         rows = rows.filter(pc.is_in(rows["caption"], value_set=pa.array(list(numbers), pa.string())))
         texts, item_ids = rows["caption"].to_pylist(), rows["item_id"].to_pylist()
-        values = rows[group].to_pylist() if group else [None] * rows.num_rows
+        values = map(to_value, rows[group]) if group else [None] * rows.num_rows
         for text, item_id, value, vector in zip(
             texts, item_ids, values, unpack_vectors(rows["text_embedding"]), strict=True
         ):
@@ -146,7 +147,8 @@ def item_groups(store: Store, item_ids: list[str], group: str) -> list[str]:
     """Group of each item, from a column of the embeddings table or of another model; of a clip, its first segment's."""
     rows = store.to_arrow(["item_id", group])
     rows = rows.filter(pc.is_in(rows["item_id"], value_set=pa.array(item_ids, pa.string())))
-    by_id = dict(zip(reversed(rows["item_id"].to_pylist()), reversed(rows[group].to_pylist()), strict=True))
+    values = [to_value(each) for each in rows[group]]
+    by_id = dict(zip(reversed(rows["item_id"].to_pylist()), reversed(values), strict=True))
     return group_names([by_id.get(item_id) for item_id in item_ids])
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from search_stores import picture, searchable
 from store_samples import MODEL, publish_rows, row
 from store_states import build_store_index, new_store
 from typer.testing import CliRunner
@@ -22,6 +23,7 @@ from embedder.plugins.evaluate.compare import CompareOptions
 from embedder.plugins.evaluate.evaluate import EvaluationOptions, evaluate, evaluate_tracked
 from embedder.plugins.evaluate.evaluate_command import evaluation_parts, save_evaluation
 from embedder.plugins.evaluate.evaluate_report import Evaluation
+from embedder.plugins.evaluate.query_sets import NO_GROUP, item_groups
 from embedder.retrieval.store_api import Store
 from embedder.steps.stage_contract import Stage
 from index.index_errors import RetrievalError
@@ -421,3 +423,9 @@ def test_the_command_takes_no_reranker_for_zero_hits(make_store, tmp_path):
     assert (done.exit_code, json.loads(done.stdout.splitlines()[-1])["rerank"]) == (0, None), done.output
     done = CliRunner().invoke(app, [*given, "--reranker", "folder"])
     assert isinstance(done.exception, ConfigError) and "--rerank N and --reranker DIR go" in str(done.exception)
+
+
+def test_items_whose_time_python_has_none_of_are_a_group_without_a_name(tmp_path):
+    far = pa.array([1 << 62, 0], pa.timestamp("us", "UTC"))
+    store = searchable(tmp_path / "s", picture("a", 0), picture("b", 10), far=far)
+    assert item_groups(store, ["a", "b"], "far") == [NO_GROUP, "1970-01-01 00:00:00+00:00"]
