@@ -16,7 +16,7 @@ from embedder.placement import hardware
 from embedder.placement.fleet import Available
 from embedder.placement.resources import allocate
 from embedder.planning.plan_options import parse_size
-from shards.plan import PlannedStage, ShardPlan
+from shards.plan import PlannedStage
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 
@@ -215,8 +215,6 @@ def test_a_plan_that_cannot_be_is_refused_in_one_line(mistake, config_only, run_
 
 
 def planned(**changes):
-    plan = ShardPlan.from_json('{"model_fingerprint": null, "stages": []}')
-    assert not plan.stages
     settings = {"weight_bytes": 1, "flops_per_image": 1.0, "flops_per_caption": 1.0}
     settings |= {"cut_bytes_per_image": 1, "cut_bytes_per_caption": 1, "spec": None}
     return PlannedStage(**(settings | changes))
