@@ -10,6 +10,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.planning.devices import GROUP_LAUNCH_S, KERNELS_PER_LAYER
+
 Lengths = NDArray[np.int64]
 
 
@@ -30,15 +32,12 @@ class GroupCosts:
 # Measured on two cores: layers are slower beyond the caches, and a kernel call is cheap.
 CPU_GROUPS = GroupCosts(price_tokens=32, max_tokens=4096, max_computed=1.1, few_tokens=256)
 
-GPU_LAUNCH_S = 30e-6
-"""Interpreter seconds for an operation with a kernel, including its module; measured with an H100's host."""
-LAUNCHES_PER_LAYER = 15
 MAX_GPU_TOKENS = 1 << 17
 
 
 def gpu_groups(layer_flops_per_token: float, device_flops: float) -> GroupCosts:
     """Compute the group costs of a GPU: launching one more group takes the time of computing so many tokens."""
-    price_tokens = LAUNCHES_PER_LAYER * GPU_LAUNCH_S * device_flops / layer_flops_per_token
+    price_tokens = KERNELS_PER_LAYER * GROUP_LAUNCH_S * device_flops / layer_flops_per_token
     return GroupCosts(price_tokens, max_tokens=MAX_GPU_TOKENS, max_computed=math.inf, few_tokens=0)
 
 

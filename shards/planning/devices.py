@@ -82,8 +82,17 @@ LINK_SHARE = 0.86
 # Shares of a datasheet's figures, fitted to forward passes of three towers at three batch sizes on an H100, where they
 # are accurate within 15 % (`tests/shards/test_gpu_figures.py`); assumed for the others.
 PRODUCT_SHARE, BANDWIDTH_SHARE, HALF_WIDTH = 0.8, 0.88, 500
-LAUNCH_S, KERNEL_S = 23e-6, 6e-6
-KERNELS_PER_LAYER = 15
+KERNEL_S = 6e-6
+# Host seconds for a kernel with its module, of which a layer counts as so many. There are three figures for it, as what
+# was measured on an H100's host differs by what a layer is given:
+# - LAUNCH_S, of forward passes: 345 us a layer, fitted to the libraries' towers in long loops, with captions of one
+#   length, which need no mask.
+# - GROUP_LAUNCH_S, of one more group of captions, which have masks and are gathered and put back: 450 us a layer. A
+#   shard took 660 and 690 us (31.7 ms for 4 groups of 12 layers, 57.9 for 7) when each group also waited for copies. If
+#   345 or 690 is the truth, groups by 450 cost at most 9 % more than by the truth, and groups by 345 up to 25 %.
+# - The simulated device (`scripts/gpu_simulation.py`) counts operations: 12 to 14 kernels of 31 us and 8 or 9 views of
+#   8 us are 436 to 506 us a layer, fitted to those captions of the shard.
+KERNELS_PER_LAYER, LAUNCH_S, GROUP_LAUNCH_S = 15, 23e-6, 30e-6
 PASSES = 3.5
 """How often a layer's kernels between two products read or write what it holds at once."""
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}

@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from shards.activations import TowerState
-from shards.length_groups import CPU_GROUPS, count_computed, gpu_groups, group_by_length
+from shards.length_groups import (
+    CPU_GROUPS,
+    MAX_GPU_TOKENS,
+    GroupCosts,
+    count_computed,
+    gpu_groups,
+    group_by_length,
+)
+from shards.planning.devices import DEVICES
 from shards.towers.qwen3_vl import Qwen3VlTower
 
 
@@ -83,6 +91,23 @@ def test_on_a_gpu_a_group_is_worth_as_many_tokens_as_are_computed_while_it_is_la
     assert sorted(np.concatenate(groups).tolist()) == list(range(256))
     fewest = len(group_by_length(lengths, gpu_groups(24 * width**2, 1e15)))
     assert fewest <= len(groups) < len(group_by_length(lengths))
+
+
+@pytest.mark.parametrize("layer_s", [345e-6, 690e-6])
+@pytest.mark.parametrize(("median", "deviation", "longest"), [(15, 0.6, 77), (55, 1.0, 512), (245, 1.0, 2048)])
+def test_groups_on_a_gpu_cost_little_more_than_the_best_at_each_time_of_launching(median, deviation, longest, layer_s):
+    """The least and the most that launching a layer took on an H100's host."""
+    flops_per_token, device_flops = 24 * 768**2, DEVICES["H100"].flops["bfloat16"]
+    token_s = flops_per_token / device_flops
+    exact = GroupCosts(layer_s / token_s, MAX_GPU_TOKENS, np.inf, 0)
+    for seed in range(5):
+        lengths = np.random.default_rng(seed).lognormal(np.log(median), deviation, 256)
+        lengths = np.clip(lengths.round(), 5, longest).astype(np.int64)
+        best, found = (
+            sum(len(group) * lengths[group].max() * token_s + layer_s for group in group_by_length(lengths, costs))
+            for costs in (exact, gpu_groups(flops_per_token, device_flops))
+        )
+        assert best <= found <= 1.09 * best, seed
 
 
 def test_a_group_on_a_gpu_holds_no_more_than_memory_allows():
