@@ -24,16 +24,17 @@ def plan_for_fleet(compute: ComputeSettings, model: Model, plan: ShardPlan, avai
     """
     if compute.plan is not None or compute.stage or compute.device == "cpu" or available.num_devices < 2:
         return plan
-    fleet = gpus_by_type(available, compute.settled_dtype)
+    fleet, dtype = gpus_by_type(available, compute.settled_dtype), compute.settled_dtype
+    num_rows = rows_per_batch(compute.batch_size, settings_of(["cuda"], model.config))
     try:
         problem = make_problem(
             model.config,
             fleet,
-            {device.name: estimate_costs(model.config, device, compute.settled_dtype) for _, device in fleet},
+            {device.name: estimate_costs(model.config, device, dtype, num_rows=num_rows) for _, device in fleet},
             estimate_host(model.config),
             mix=DataMix(),
-            dtype=compute.settled_dtype,
-            rows_per_batch=rows_per_batch(compute.batch_size, settings_of(["cuda"], model.config)),
+            dtype=dtype,
+            rows_per_batch=num_rows,
             num_cores=available.num_cpus,
         )
         return plan_placement(problem, compute.num_stages, model_fingerprint=model.fingerprint)

@@ -75,6 +75,9 @@ class _Request:
     def cut_into(self, num_stages: int) -> ComputeSettings:
         return replace(self.compute, num_stages=num_stages)
 
+    def rows_per_batch(self, fleet: Fleet) -> int:
+        return rows_per_batch(self.compute.batch_size, settings_of_fleet(fleet, self.model))
+
     @property
     def has_weights(self) -> bool:
         return any(self.folder.glob("*.safetensors"))
@@ -142,7 +145,7 @@ def _setting(request: _Request) -> _Setting:
             _with_engine(here.cut_into(num_stages), model, costs, host),
             mix=options.mix,
             dtype=dtype.dtype,
-            rows_per_batch=rows_per_batch(here.compute.batch_size, settings_of_fleet(fleet, model)),
+            rows_per_batch=here.rows_per_batch(fleet),
             **request.caps,
         )
 
@@ -180,8 +183,9 @@ def _costs(request: _Request, fleet: Fleet) -> tuple[dict[str, ModelCosts], Host
     """Return the model's costs on each device: from the table, or measured here if these are the machine's cores."""
     model, options = request.model, request.options
     if options.devices is not None or options.estimate or not request.has_weights:
-        dtype = request.compute.settled_dtype
-        return {device.name: estimate_costs(model, device, dtype) for _, device in fleet}, estimate_host(model)
+        dtype, num_rows = request.compute.settled_dtype, request.rows_per_batch(fleet)
+        estimated = (estimate_costs(model, device, dtype, num_rows=num_rows) for _, device in fleet)
+        return {each.device: each for each in estimated}, estimate_host(model)
     require("embed", "embedder plan without --estimate, which measures the model")
     from embedder.models.model_folder import open_model
     from embedder.planning.profile_machine import measured_costs

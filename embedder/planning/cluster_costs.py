@@ -94,19 +94,21 @@ def costs_of_cluster(
         dtype = choose_dtype(compute, lambda: [Gpu(each.ray_type or each.name) for each in types if each.num_gpus])
         compute = dtype.apply_to(compute)
         if estimate:
-            return ClusterCosts(types, {each.name: _estimate(model, each, dtype) for each in types}, dtype)
+            return ClusterCosts(types, {each.name: _estimate(compute, model, each, dtype) for each in types}, dtype)
         opened = open_model(uri)
         return ClusterCosts(types, {each.name: _kept_or_measured(compute, rows, opened, each) for each in types}, dtype)
 
 
-def _estimate(model: ModelConfig, each: NodeType, choice: DtypeChoice) -> TypeCosts:
+def _estimate(compute: ComputeSettings, model: ModelConfig, each: NodeType, choice: DtypeChoice) -> TypeCosts:
     if each.num_gpus:
         device = device_of_ray_type(each.ray_type or each.name)
     else:
         device = cpu_core(has_bf16=each.has_bf16)
         device = device if choice.was_asked else with_slow_float16(device)
     memory_bytes = device.memory_bytes if each.num_gpus else 0
-    return TypeCosts(estimate_costs(model, device, choice.dtype), estimate_host(model), memory_bytes)
+    num_rows = rows_per_batch(compute.batch_size, settings_of_fleet(((1, device),), model))
+    costs = estimate_costs(model, device, choice.dtype, num_rows=num_rows)
+    return TypeCosts(costs, estimate_host(model), memory_bytes)
 
 
 def _ask_nodes(nodes: Sequence[Node]) -> list[NodeHardware]:

@@ -17,6 +17,7 @@ from embedder.placement.fleet import Available
 from embedder.placement.resources import allocate
 from embedder.planning.plan_options import parse_size
 from shards.plan import PlannedStage
+from shards.planning.devices import KERNELS_PER_LAYER, LAUNCH_S
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 
@@ -53,6 +54,18 @@ def test_a_model_of_8b_is_planned_for_devices_of_24_gb_without_options(num, run_
     assert stage["num_replicas"] == num
     assert stage["weight_bytes"] == pytest.approx(2 * 8.145e9, rel=1e-3)
     assert stage["memory_bytes"] < 20e9
+
+
+def test_a_batch_size_of_ones_own_is_planned_with_its_launches(run_embedder, tmp_path):
+    PUBLISHED["CLIP ViT-L/14"].describe(tmp_path)
+    command = ["plan", "--model", tmp_path / "model", "--devices", "1xH100", "--set", "compile=false", "--json"]
+    seconds = {
+        batch_size: run_embedder(*command, "--set", f"batch_size={batch_size}")[1]["stages"][0]["seconds_per_item"]
+        for batch_size in ('"auto"', 256, 8)
+    }
+    assert seconds[256] == seconds['"auto"']
+    launches_s = 36 * KERNELS_PER_LAYER * LAUNCH_S
+    assert seconds[8] >= launches_s / 8 > 2 * seconds[256]
 
 
 def test_a_plan_in_json_has_all_that_is_shown(config_only, run_embedder):
