@@ -176,7 +176,8 @@ def _measured_cluster(request: _Request) -> "ClusterCosts":
     require("embed", "embedder plan --cluster")
     from embedder.planning.cluster_costs import costs_of_cluster
 
-    return costs_of_cluster(request.compute, request.rows, request.uri, request.model, estimate=options.estimate)
+    estimated_for = options.mix if options.estimate else None
+    return costs_of_cluster(request.compute, request.rows, request.uri, request.model, estimated_for)
 
 
 def _costs(request: _Request, fleet: Fleet) -> tuple[dict[str, ModelCosts], HostCosts]:
@@ -184,7 +185,7 @@ def _costs(request: _Request, fleet: Fleet) -> tuple[dict[str, ModelCosts], Host
     model, options = request.model, request.options
     if options.devices is not None or options.estimate or not request.has_weights:
         dtype, num_rows = request.compute.settled_dtype, request.rows_per_batch(fleet)
-        estimated = (estimate_costs(model, device, dtype, num_rows=num_rows) for _, device in fleet)
+        estimated = (estimate_costs(model, each, dtype, options.mix.caption_tokens, num_rows) for _, each in fleet)
         return {each.device: each for each in estimated}, estimate_host(model)
     require("embed", "embedder plan without --estimate, which measures the model")
     from embedder.models.model_folder import open_model

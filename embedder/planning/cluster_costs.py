@@ -76,13 +76,13 @@ class ClusterCosts:
 
 
 def costs_of_cluster(
-    compute: ComputeSettings, rows: RowSettings, uri: str, model: ModelConfig, *, estimate: bool
+    compute: ComputeSettings, rows: RowSettings, uri: str, model: ModelConfig, estimated_for: DataMix | None
 ) -> ClusterCosts:
     """Attach to the cluster at `compute.ray_address`, list its node types, and measure once on each, unless cached.
 
-    With `estimate`, costs come from the table of devices instead. Raises a ConfigError if nodes of different types
-    carry no label, a type can't be measured, or a node doesn't answer; a shards.ModelError if a node finds no model
-    folder, or a device to estimate is not in the table.
+    With `estimated_for`, costs for that mix come from the table of devices instead. Raises a ConfigError if nodes of
+    different types carry no label, a type can't be measured, or a node doesn't answer; a shards.ModelError if a node
+    finds no model folder, or a device to estimate is not in the table.
     """
     from embedder.executors.ray_session import ray_nodes, ray_session
 
@@ -93,13 +93,16 @@ def costs_of_cluster(
             types = tuple(each for each in types if not each.num_gpus) or types
         dtype = choose_dtype(compute, lambda: [Gpu(each.ray_type or each.name) for each in types if each.num_gpus])
         compute = dtype.apply_to(compute)
-        if estimate:
-            return ClusterCosts(types, {each.name: _estimate(compute, model, each, dtype) for each in types}, dtype)
+        if estimated_for is not None:
+            costs = {each.name: _estimate(compute, model, each, dtype, estimated_for) for each in types}
+            return ClusterCosts(types, costs, dtype)
         opened = open_model(uri)
         return ClusterCosts(types, {each.name: _kept_or_measured(compute, rows, opened, each) for each in types}, dtype)
 
 
-def _estimate(compute: ComputeSettings, model: ModelConfig, each: NodeType, choice: DtypeChoice) -> TypeCosts:
+def _estimate(
+    compute: ComputeSettings, model: ModelConfig, each: NodeType, choice: DtypeChoice, mix: DataMix
+) -> TypeCosts:
     if each.num_gpus:
         device = device_of_ray_type(each.ray_type or each.name)
     else:
@@ -107,7 +110,7 @@ def _estimate(compute: ComputeSettings, model: ModelConfig, each: NodeType, choi
         device = device if choice.was_asked else with_slow_float16(device)
     memory_bytes = device.memory_bytes if each.num_gpus else 0
     num_rows = rows_per_batch(compute.batch_size, settings_of_fleet(((1, device),), model))
-    costs = estimate_costs(model, device, choice.dtype, num_rows=num_rows)
+    costs = estimate_costs(model, device, choice.dtype, mix.caption_tokens, num_rows)
     return TypeCosts(costs, estimate_host(model), memory_bytes)
 
 

@@ -68,6 +68,18 @@ def test_a_batch_size_of_ones_own_is_planned_with_its_launches(run_embedder, tmp
     assert seconds[8] >= launches_s / 8 > 2 * seconds[256]
 
 
+def test_captions_of_any_length_are_launched_as_often(run_embedder, tmp_path):
+    """A batch of few tokens is bound by its launches, which captions of 8 and of 32 tokens have as many of."""
+    PUBLISHED["CLIP ViT-L/14"].describe(tmp_path)
+    options = ["--devices", "1xH100", "--images-per-item", 0, "--set", "batch_size=64", "--set", "compile=false"]
+    rates = [
+        run_embedder("plan", "--model", tmp_path / "model", *options, "--caption-tokens", number, "--json")[1]
+        for number in (8, 16, 32)
+    ]
+    launches_s = 12 * KERNELS_PER_LAYER * LAUNCH_S
+    assert [plan["stages"][0]["seconds_per_item"] for plan in rates] == [pytest.approx(launches_s / 64, rel=0.05)] * 3
+
+
 def test_a_plan_in_json_has_all_that_is_shown(config_only, run_embedder):
     options = [
         "--stages",
