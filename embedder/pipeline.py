@@ -25,11 +25,11 @@ from embedder.compat.draining import DrainedError, draining
 from embedder.compat.ray_attempts import delete_notes
 from embedder.compat.ray_data import ExecutionTimeoutError, actor_pool, map_blocks
 from embedder.errors import EmbedderError, RunFailedError
-from embedder.executors.block_size import cut_listing, fastest_item_s, items_per_block
+from embedder.executors.block_size import cut_listing
 from embedder.executors.capacity import type_selector
 from embedder.executors.carried import PIECE_BYTES, detach_carried_columns
 from embedder.executors.datasink import PartSink, drop_empty_blocks
-from embedder.executors.job import Job, handed_on_bytes
+from embedder.executors.job import Job, block_items, handed_on_bytes
 from embedder.executors.ray_session import TYPE_LABEL
 from embedder.executors.signals import StopRequest
 from embedder.models.model_actor import ModelActor
@@ -114,14 +114,7 @@ def embedding_graph(listing: Iterable[pa.Table], job: Job) -> Dataset:
     """Return the graph up to the last stage; lazy."""
     listing = list(listing)
     bytes_per_row = max(handed_on_bytes(job.model, job.plan, job.decode))
-    num_items = items_per_block(
-        job.compute.items_per_task,
-        job.decode.rows_per_batch,
-        bytes_per_row,
-        sum(table.num_rows for table in listing),
-        fastest_item_s(job.plan.stages),
-        job.settings,
-    )
+    num_items = block_items(job, sum(table.num_rows for table in listing))
     is_large = num_items > job.decode.rows_per_batch and num_items * bytes_per_row > CPU_SETTINGS.block_bytes
     # Not `from_arrow`, which runs a task with one CPU for each block.
     dataset = ray.data.from_blocks(list(cut_listing(listing, num_items, job.settings)))

@@ -77,8 +77,8 @@ class ShardPlan(JsonText):
     """A cut of one model into stages, in order, with the prediction; its `mix` has means over the items.
 
     `costs` are "measured" or "estimated", None where only operations were balanced. `bottleneck` is "stage 1",
-    "decode", "shared cores", or "cores of" a type of nodes; `reasons` are throughputs with one stage fewer and one
-    more.
+    "decode", "shared cores", "cores of" a type of nodes, or "Ray's driver"; `reasons` are throughputs with one stage
+    fewer and one more.
     """
 
     __pydantic_config__ = STRICT

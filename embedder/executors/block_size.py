@@ -5,14 +5,18 @@ blocks of a large model fill and drain the stages sooner.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.placement.device_settings import CPU_SETTINGS, DeviceSettings
+from embedder.config import ComputeSettings
+from embedder.placement.device_settings import CPU_SETTINGS, DeviceSettings, rows_per_batch, widest_bytes
+from shards.model_config import ModelConfig
 from shards.plan import PlannedStage
+from shards.planning.planning_costs import CallSizes
 
 FEW_ITEMS = 64  # if items are large, or of unknown size
 FIRST_ITEMS = 512  # of a run are in small blocks, so that the last stage starts, and a part is written, soon
@@ -39,6 +43,22 @@ def items_per_block(
         fitting = max(fitting, min(math.ceil(settings.min_call_s / item_s), settings.max_block_bytes // bytes_per_row))
     most = min(settings.max_items, fitting, num_items // settings.min_blocks)
     return max(1, most // rows_per_batch) * rows_per_batch
+
+
+def call_sizes(compute: ComputeSettings, config: ModelConfig, settings: DeviceSettings) -> CallSizes:
+    """Return the rows of calls in a long run of fast stages, before the cut is known."""
+    whole, cut = (
+        items_per_block(
+            compute.items_per_task,
+            rows_per_batch(compute.batch_size, settings),
+            widest_bytes(config, is_cut=is_cut),
+            num_items=sys.maxsize,
+            item_s=settings.min_call_s / settings.max_items,
+            settings=settings,
+        )
+        for is_cut in (False, True)
+    )
+    return CallSizes(whole, cut, compute.rows_per_part)
 
 
 def fastest_item_s(stages: Sequence[PlannedStage]) -> float | None:

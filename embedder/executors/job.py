@@ -9,6 +9,7 @@ import pyarrow as pa
 from embedder.config import ComputeSettings, RowSettings
 from embedder.config_toml.run_sections import DecodeConfig
 from embedder.errors import ConfigError
+from embedder.executors.block_size import fastest_item_s, items_per_block
 from embedder.installation import vector_libraries
 from embedder.media.limits import DecodeLimits
 from embedder.models.further_models import FurtherModel, further_inputs, further_models, shared_columns
@@ -232,6 +233,18 @@ def stage_specs(
             calls_at_once=(GPU_SETTINGS if resources.device == "cuda" else CPU_SETTINGS).calls_at_once,
         )
         for index, (stage, resources) in enumerate(zip(plan.stages, allocation.stages, strict=True))
+    )
+
+
+def block_items(job: Job, num_items: int) -> int:
+    """Return the items of a block in a run of so many."""
+    return items_per_block(
+        job.compute.items_per_task,
+        job.decode.rows_per_batch,
+        max(handed_on_bytes(job.model, job.plan, job.decode)),
+        num_items,
+        fastest_item_s(job.plan.stages),
+        job.settings,
     )
 
 

@@ -86,7 +86,7 @@ def settings_of(devices: Iterable[str], config: ModelConfig) -> DeviceSettings:
     settings = GPU_SETTINGS if "cuda" in devices else CPU_SETTINGS
     if settings.max_batch_bytes is None:
         return settings
-    return _with_batches_of(settings, settings.max_batch_bytes // _widest_bytes(config))
+    return _with_batches_of(settings, settings.max_batch_bytes // widest_bytes(config, is_cut=True))
 
 
 def _with_batches_of(settings: DeviceSettings, most_rows: int) -> DeviceSettings:
@@ -113,12 +113,15 @@ def fit_to_store(
     return _with_batches_of(fitted, fitting // bytes_per_row)
 
 
-def _widest_bytes(config: ModelConfig) -> int:
-    """Return the most bytes that one row, of an image, a clip or a caption, takes at any cut, in half precision."""
+def widest_bytes(config: ModelConfig, *, is_cut: bool) -> int:
+    """Return the most bytes that one row, of an image, a clip or a caption, takes in half precision.
+
+    At any cut, or where the model is whole, before it and behind it.
+    """
     return max(
         tower.inputs_per_row * cut_bytes(config, side, layer, "bfloat16", CAPTION_TOKENS)
         for side, tower in config.towers.items()
-        for layer in range(tower.num_layers + 1)
+        for layer in (range(tower.num_layers + 1) if is_cut else (0, tower.num_layers))
     )
 
 

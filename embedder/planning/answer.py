@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from embedder.compat.malloc import keep_freed_memory
 from embedder.config import ComputeSettings, RowSettings
 from embedder.errors import ConfigError
+from embedder.executors.block_size import call_sizes
 from embedder.installation import require
 from embedder.placement import hardware
 from embedder.placement.compile_choice import as_compiled
@@ -146,6 +147,7 @@ def _setting(request: _Request) -> _Setting:
             mix=options.mix,
             dtype=dtype.dtype,
             rows_per_batch=here.rows_per_batch(fleet),
+            calls=call_sizes(here.compute, model, settings_of_fleet(fleet, model)),
             **request.caps,
         )
 

@@ -12,6 +12,7 @@ from typing import Any
 from embedder.compat import worker_options
 from embedder.config import ComputeSettings, RowSettings
 from embedder.errors import USER_MISTAKES, ConfigError
+from embedder.executors.block_size import call_sizes
 from embedder.executors.job import preprocessing_of
 from embedder.models.model_folder import Model, open_model
 from embedder.placement import hardware
@@ -243,6 +244,7 @@ def problem_of_cluster(
     fleet = tuple(
         (each.num_gpus or found.cores(each), _device(model, each, found, compute.settled_dtype)) for each in found.types
     )
+    settings = settings_of_fleet(fleet, model)
     problem = make_problem(
         model,
         fleet,
@@ -250,7 +252,8 @@ def problem_of_cluster(
         host,
         mix=mix,
         dtype=compute.settled_dtype,
-        rows_per_batch=rows_per_batch(compute.batch_size, settings_of_fleet(fleet, model)),
+        rows_per_batch=rows_per_batch(compute.batch_size, settings),
+        calls=call_sizes(compute, model, settings),
         **caps,
     )
     pools = tuple(

@@ -34,7 +34,7 @@ from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.tables.arrow_tensors import pack_vectors
 from shards.length_groups import GroupCosts
 from shards.model_config import ModelConfig
-from shards.planning.planning_costs import STARTUP_S, DataMix, HostCosts, ModelCosts
+from shards.planning.planning_costs import ENGINE_CALL_S, STARTUP_S, CallSizes, DataMix, HostCosts, ModelCosts
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec, whole_model
 
@@ -43,12 +43,9 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY = Path("/dev/shm")  # Ray's object store is there, too
 SEND_BYTES = 16 << 20
-# CPU that Ray itself takes besides the steps (daemons, scheduling, passing blocks, our monitor): of one core all
-# the time, and seconds for each call of a step. Measured on two cores of a cloud server with Ray 2.60, by
-# `compare_predictions.py` of commit ebc4ef6. They change no cut, only the throughput that a plan predicts, by a tenth
-# for a small model.
+# CPU that Ray itself takes of one core all the time, besides calls of steps (ENGINE_CALL_S), for daemons, scheduling
+# and our monitor. Both change no cut, only the throughput that a plan predicts, by a tenth for a small model.
 ENGINE_CORES = 0.12
-ENGINE_CALL_S = 0.010
 
 
 def measured_costs(compute: ComputeSettings, rows: RowSettings, model: Model) -> tuple[ModelCosts, HostCosts]:
@@ -189,7 +186,8 @@ def with_engine(
     item_s = mix.images_per_item * costs.vision.of(whole.vision, model.num_layers["vision"])
     item_s += mix.captions_per_item * costs.text.of(whole.text, model.num_layers["text"])
     item_s += compute.num_stages * costs.call_s / num_rows + replace(host, engine_s_per_item=0.0).item_s(mix)
-    calls_s = ENGINE_CALL_S * ((compute.num_stages + 1) / num_rows + 1 / compute.rows_per_part)
+    calls = CallSizes(num_rows, num_rows, compute.rows_per_part)
+    calls_s = ENGINE_CALL_S * calls.calls_per_item(compute.num_stages)
     num_cores = hardware.num_cpus() if num_cores is None else num_cores
     items_per_s = max(num_cores / 2, num_cores - ENGINE_CORES) / (item_s + calls_s)
     return replace(host, engine_s_per_item=calls_s + ENGINE_CORES / items_per_s)

@@ -1,10 +1,11 @@
 """Comparison of a finished run with its prediction, and a better cut for the data that it processed, if any."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from embedder.executors.job import Job
+from embedder.executors.job import Job, block_items
 from embedder.placement.allocation import Allocation
 from embedder.placement.compile_choice import as_compiled
 from embedder.placement.device_settings import rows_per_batch
@@ -18,7 +19,15 @@ from embedder.store.layout import run_file
 from shards.model_errors import ModelError
 from shards.plan import plan_specs
 from shards.planning.devices import device_of_ray_type
-from shards.planning.planning_costs import DataMix, DeviceSpeed, HostCosts, ModelCosts, estimate_costs, estimate_host
+from shards.planning.planning_costs import (
+    CallSizes,
+    DataMix,
+    DeviceSpeed,
+    HostCosts,
+    ModelCosts,
+    estimate_costs,
+    estimate_host,
+)
 from shards.planning.problem import PlacementProblem
 from shards.shard_specs import ShardSpec
 
@@ -129,8 +138,11 @@ def host_of(ray_address: str | None, allocation: Allocation, available: Availabl
 
 
 def _problem(job: Job, costs: tuple[ModelCosts, HostCosts], mix: DataMix) -> PlacementProblem:
-    num_rows = rows_per_batch(job.compute.batch_size, job.settings)
-    return problem_of(job.model.config, job.compute.settled_dtype, *costs, mix, num_rows)
+    num_rows, calls = rows_per_batch(job.compute.batch_size, job.settings), None
+    if costs[0].source == "estimated":
+        num_items = block_items(job, job.num_items or sys.maxsize)
+        calls = CallSizes(num_items, num_items, job.compute.rows_per_part)
+    return problem_of(job.model.config, job.compute.settled_dtype, *costs, mix, num_rows, calls)
 
 
 def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:

@@ -1,7 +1,8 @@
 """Predicted throughput of a given cut: that of its slowest step, or of the cores that all steps share. Pure.
 
 The replicas of a step process a certain number of items per second. A machine's cores limit the sum of everything that
-uses them: decoding, stages on the CPU, writing, Ray. The least of these is the steady throughput of a run.
+uses them: decoding, stages on the CPU, writing, Ray. One thread makes all calls. The least of these is the steady
+throughput of a run.
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ from dataclasses import dataclass, replace
 from shards.costs import Dtype
 from shards.model_config import ModelConfig
 from shards.planning.devices import DeviceType
-from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts
-from shards.planning.problem import BOUNDLESS, PlacementProblem, Pool, time_sliced_s
+from shards.planning.planning_costs import CallSizes, DataMix, HostCosts, ModelCosts
+from shards.planning.problem import BOUNDLESS, DRIVER, PlacementProblem, Pool, time_sliced_s
 from shards.planning.solver.throughput_search import best_placement
 from shards.shard_specs import ShardSpec
 
@@ -42,10 +43,10 @@ class Host:
 
 @dataclass(frozen=True)
 class RunPrediction:
-    """Predicted steady state of a run: `items_per_s` is the throughput of the `bottleneck`, a step or the shared cores.
+    """Predicted steady state of a run: `items_per_s` is the throughput of the `bottleneck`.
 
-    Seconds are per item: `stage_s` in one replica of each stage, `decode_s` and `cpu_s` (all that shares the cores) of
-    CPU.
+    That is a step, the shared cores or Ray's driver. Seconds are per item: `stage_s` in one replica of each stage,
+    `decode_s` and `cpu_s` (all that shares the cores) of CPU.
     """
 
     stage_s: tuple[float, ...]
@@ -71,6 +72,7 @@ def predict(problem: PlacementProblem, stages: Sequence[StageShape], host: Host)
         rates["decode"] = host.num_decoders / problem.decode_seconds
     if host.num_cores is not None:
         rates["shared cores"] = host.num_cores / cpu_s
+    rates[DRIVER] = problem.driver_rate(len(stages))
     bottleneck = min(rates, key=lambda name: rates[name])
     return RunPrediction(stage_s, problem.decode_seconds, cpu_s, rates[bottleneck], bottleneck)
 
@@ -93,7 +95,13 @@ def balanced_cut(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
 
 
 def problem_of(
-    config: ModelConfig, dtype: Dtype, costs: ModelCosts, host_costs: HostCosts, mix: DataMix, rows_per_batch: int
+    config: ModelConfig,
+    dtype: Dtype,
+    costs: ModelCosts,
+    host_costs: HostCosts,
+    mix: DataMix,
+    rows_per_batch: int,
+    calls: CallSizes | None = None,
 ) -> PlacementProblem:
     """State the planner's problem for predictions: work and costs, with one device of unlimited size per stage.
 
@@ -109,4 +117,5 @@ def problem_of(
         host_seconds=host_costs.item_s(mix),
         decode_seconds=host_costs.decode_s(mix),
         rows_per_batch=rows_per_batch,
+        calls=calls,
     )

@@ -234,6 +234,6 @@ def _rate(problem: PlacementProblem, choice: Sequence[tuple[int, StageLoad]]) ->
     )
     resources = Resources(problem)
     slowest = max(load.seconds / pool.num for pool, (_, load) in zip(pools, choice, strict=True))
-    high = min(resources.max_rate, 2 / slowest)
+    high = min(resources.max_rate(len(choice)), 2 / slowest)
     rate = resources.best_rate(stages, 0.0, high)
     return rate if rate > high * MIN_RATE_SHARE else 0.0

@@ -216,6 +216,24 @@ class DeviceSpeed(JsonText):
         return replace(device, gpu=gpu, bandwidth_bytes_per_s=self.link_bytes_per_s)
 
 
+# CPU seconds that Ray takes for each call of a step. Measured on two cores of a cloud server with Ray 2.60, by
+# `compare_predictions.py` of commit ebc4ef6. Most of it is one thread's, of the driver that makes all calls.
+ENGINE_CALL_S = 0.010
+
+
+@dataclass(frozen=True)
+class CallSizes:
+    """Rows of a call of a step: of a block, where the model is `whole` in one stage or `cut`, and of a `part` file."""
+
+    whole: int
+    cut: int
+    part: int
+
+    def calls_per_item(self, num_stages: int) -> float:
+        """Count the calls of decode and of the stages, which take blocks, and of write."""
+        return (num_stages + 1) / (self.whole if num_stages == 1 else self.cut) + 1 / self.part
+
+
 # Guesses for what was not measured, typical of a cloud server's cores.
 CALL_S = 3e-3  # one call of an actor: Ray's transfer and the launch of the kernels
 COPY_BYTES_PER_S = 5e9  # a copy in host memory; a byte in the object store is written once and read once

@@ -7,7 +7,7 @@ from functools import cached_property
 from shards.costs import Dtype, cut_bytes, tensor_bytes, weight_bytes
 from shards.model_config import ModelConfig
 from shards.planning.devices import DeviceType, Fleet
-from shards.planning.planning_costs import GPU_CALLS, DataMix, HostCosts, ModelCosts
+from shards.planning.planning_costs import ENGINE_CALL_S, GPU_CALLS, CallSizes, DataMix, HostCosts, ModelCosts
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec, specs_between
 from shards.tensor_shapes import PARTS, held_dtype, model_shapes, part_of
@@ -19,8 +19,9 @@ MAX_SHARES = 8
 
 BOUNDLESS = 1 << 60  # bytes of a device whose memory is not limited
 
-# A stage this busy is as much the bottleneck as the cores are.
+# A stage this busy is as much the bottleneck as the cores or the driver are.
 NEARLY = 0.999
+DRIVER = "Ray's driver"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class PlacementProblem:
     `host_seconds` are CPU seconds of an item outside the stages (decoding, writing, the engine), of which
     `decode_seconds` are for decoding and tokenising. `num_cores` are shared by the host's work and CPU stages, weighted
     by speed where speeds differ; None for no limit. The caps are of one replica; `rows_per_batch` items pass together.
+    Without `calls`, Ray's driver is no limit.
     """
 
     config: ModelConfig
@@ -100,6 +102,11 @@ class PlacementProblem:
     memory_cap_bytes: int | None = None
     weights_cap_bytes: int | None = None
     rows_per_batch: int = ROWS_PER_BATCH
+    calls: CallSizes | None = None
+
+    def driver_rate(self, num_stages: int) -> float:
+        """Return the items per second for which one thread, that of Ray's driver, can make all calls."""
+        return float("inf") if self.calls is None else 1 / (ENGINE_CALL_S * self.calls.calls_per_item(num_stages))
 
     @cached_property
     def depths(self) -> tuple[int, int]:
@@ -195,6 +202,7 @@ def make_problem(
     weights_cap_bytes: int | None = None,
     rows_per_batch: int = ROWS_PER_BATCH,
     num_cores: float | None = None,
+    calls: CallSizes | None = None,
 ) -> PlacementProblem:
     """Make a problem from a fleet and measured or estimated costs.
 
@@ -217,6 +225,7 @@ def make_problem(
         memory_cap_bytes=memory_cap_bytes,
         weights_cap_bytes=weights_cap_bytes,
         rows_per_batch=rows_per_batch,
+        calls=calls,
     )
 
 
@@ -250,8 +259,9 @@ class PlacedStage:
 class PlanPrediction:
     """Predicted throughput of a placement, the lowest of all limits.
 
-    `bottleneck` is "stage 1", "decode", "shared cores", or "cores of" a type of nodes; `loads` are of a replica of each
-    stage; `cores_rate` is items per second of the shared cores, None if unlimited; `cpu_seconds` per item by consumer.
+    `bottleneck` is "stage 1", "decode", "shared cores", "cores of" a type of nodes, or "Ray's driver"; `loads` are of a
+    replica of each stage; `cores_rate` is items per second of the shared cores, None if unlimited; `cpu_seconds` per
+    item by consumer.
     """
 
     items_per_s: float
@@ -264,7 +274,7 @@ class PlanPrediction:
 def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPrediction:
     """Predict the throughput of given stages.
 
-    The limits are the slowest stage and, on shared cores, the cores over the CPU seconds of everything that runs there.
+    The limits are the slowest stage, Ray's driver, and the shared cores over the CPU seconds of all that runs there.
     With cores of different speeds, seconds are those of the cores that `num_cores` counts.
     """
     loads = tuple(problem.load(stage.pool, stage.spec) for stage in stages)
@@ -279,8 +289,11 @@ def predict(problem: PlacementProblem, stages: Sequence[PlacedStage]) -> PlanPre
         cores_rate = problem.num_cores / cpu_s
     longest_first = sorted(range(len(loads)), key=lambda number: -loads[number].seconds)  # of those with one rate
     limits = {f"stage {number}": rates[number] for number in longest_first} | _own_cores_rates(stages, loads)
-    items_per_s = min(*limits.values(), cores_rate if cores_rate is not None else float("inf"))
-    return PlanPrediction(items_per_s, _bottleneck(limits, cores_rate, cpu_seconds), loads, cores_rate, cpu_seconds)
+    driver_rate = problem.driver_rate(len(stages))
+    items_per_s = min(*limits.values(), driver_rate, cores_rate if cores_rate is not None else float("inf"))
+    is_driver = driver_rate * NEARLY <= items_per_s
+    bottleneck = DRIVER if is_driver else _bottleneck(limits, cores_rate, cpu_seconds)
+    return PlanPrediction(items_per_s, bottleneck, loads, cores_rate, cpu_seconds)
 
 
 def _rates(problem: PlacementProblem, stages: Sequence[PlacedStage], loads: Sequence[StageLoad]) -> list[float]:

@@ -11,7 +11,7 @@ from shards.model_errors import ModelError
 from shards.plan import ShardPlan, check_plan, plan_placement, plan_shards
 from shards.planning.devices import parse_devices
 from shards.planning.explain import best_rate_of_cut, compare_with_equal_parts, equal_parts
-from shards.planning.planning_costs import DataMix, estimate_costs, estimate_host
+from shards.planning.planning_costs import ENGINE_CALL_S, CallSizes, DataMix, estimate_costs, estimate_host
 from shards.planning.problem import make_problem, predict
 from shards.planning.solver.throughput_search import best_placement
 from shards.planning.what_if import what_if
@@ -94,6 +94,31 @@ def test_decoding_is_named_where_it_is_the_bottleneck(make):
     assert plan_placement(make("4xCPU"), 3).bottleneck == "shared cores"
     assert plan_placement(make("1xT4, 640xCPU"), 1).bottleneck in {"stage 0", "shared cores"}
     assert re.fullmatch(r"stage \d", plan_placement(make("1xT4"), 3).bottleneck)
+
+
+def test_rays_driver_bounds_a_plan_of_small_blocks_alone(make):
+    h100, small = {"devices": "1xH100", "dtype": "bfloat16"}, CallSizes(64, 64, part=512)
+    usual = plan_placement(make(**h100), 1)
+    large = plan_placement(make(**h100, calls=CallSizes(1024, 256, part=512)), 1)
+    assert replace(large, reasons=()) == replace(usual, reasons=())
+    for number in (1, 3):
+        bound = plan_placement(make(**h100, calls=small), number)
+        assert bound.bottleneck == "Ray's driver"
+        assert bound.items_per_s == pytest.approx(1 / (ENGINE_CALL_S * ((number + 1) / 64 + 1 / 512)))
+        # Its loop was seen to make 58 to 95 calls a second, each of several steps' tasks for 64 rows.
+        assert 0.8 * 58 * 64 / number < bound.items_per_s < 1.2 * 95 * 64 / number
+    compared = compare_with_equal_parts(make(**h100, calls=small), 3)
+    assert compared.planned == pytest.approx(bound.items_per_s) == compared.equal_parts
+    answer = what_if(make(**h100, calls=small), 1, 1000)
+    assert (answer.bottleneck, max(more.gain for more in answer.one_more)) == ("Ray's driver", pytest.approx(0))
+
+
+def test_a_stage_more_costs_the_driver_calls_and_blocks_of_activations_are_smaller(make):
+    problem = make("8xH100", dtype="bfloat16", calls=CallSizes(1024, 128, part=512))
+    one, two = (plan_placement(problem, number) for number in (1, 2))
+    assert (one.bottleneck, two.bottleneck) == ("Ray's driver",) * 2
+    assert one.items_per_s == pytest.approx(1 / (ENGINE_CALL_S * (2 / 1024 + 1 / 512)))
+    assert two.items_per_s == pytest.approx(1 / (ENGINE_CALL_S * (3 / 128 + 1 / 512)))
 
 
 def test_a_refused_plan_names_the_nearest_that_can_and_it_can(make):

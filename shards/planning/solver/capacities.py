@@ -105,13 +105,12 @@ class Resources:
         shared = [index for index, pool in enumerate(self.problem.pools) if pool.shared]
         return {index: self.cores + 1 + order for order, index in enumerate(shared)}
 
-    @property
-    def max_rate(self) -> float:
-        """Items per second at which the host's own work fills the shared cores."""
-        problem = self.problem
+    def max_rate(self, num_stages: int) -> float:
+        """Return the items per second at which the host's own work fills the shared cores, or calls Ray's driver."""
+        problem, driver_rate = self.problem, self.problem.driver_rate(num_stages)
         if problem.num_cores is None or problem.host_seconds == 0:
-            return np.inf
-        return problem.num_cores / problem.host_seconds
+            return driver_rate
+        return min(problem.num_cores / problem.host_seconds, driver_rate)
 
     def capacities(self, rates: Floats) -> Floats:
         """Compute capacities for the stages at P rates, minus the host's own work; (R, P), may be infinite."""
@@ -158,7 +157,7 @@ class Resources:
 
     def best_rate(self, stages: Stages, low: float, high: float) -> float:
         """Find the highest throughput of these stages together, items per second."""
-        high = min(high, self.max_rate)
+        high = min(high, self.max_rate(len(stages)))
         for _ in range(NUM_ROUNDS):
             rates = np.linspace(low, high, RATES_AT_ONCE + 2)
             num_possible = int(np.argmin([*self._possible(stages, rates[1:-1]), False]))

@@ -61,7 +61,9 @@ def best_placement(
     if sum(problem.part_bytes.values()) > sum(pool.memory_bytes for pool in problem.pools):
         return None  # no cut reduces the weights
     resources = Resources(problem)
-    high = min(_fluid_rate(problem), resources.max_rate)
+    high = min(_fluid_rate(problem), resources.max_rate(num_stages))
+    if min_items_per_s > high:
+        return None
     state = _State(max(min_items_per_s, high * MIN_RATE_SHARE), high, _first_prices(problem, resources))
     steps = None
     for vision_cuts, text_cuts, num_rounds in _levels(problem, state):

@@ -18,6 +18,7 @@ from embedder.placement.resources import allocate
 from embedder.planning.plan_options import parse_size
 from shards.plan import PlannedStage
 from shards.planning.devices import KERNELS_PER_LAYER, LAUNCH_S
+from shards.planning.planning_costs import ENGINE_CALL_S
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 
@@ -66,6 +67,18 @@ def test_a_batch_size_of_ones_own_is_planned_with_its_launches(run_embedder, tmp
     assert seconds[256] == seconds['"auto"']
     launches_s = 36 * KERNELS_PER_LAYER * LAUNCH_S
     assert seconds[8] >= launches_s / 8 > 2 * seconds[256]
+
+
+def test_a_gpu_that_gets_small_blocks_is_planned_at_the_pace_of_rays_driver(run_embedder, tmp_path):
+    PUBLISHED["CLIP ViT-L/14"].describe(tmp_path)
+    command = ["plan", "--model", tmp_path / "model", "--devices", "1xH100", "--estimate", "--json"]
+    plans = {
+        number: run_embedder(*command, "--set", f"decode.items_per_task={number}")[1] for number in ('"auto"', 256, 8)
+    }
+    assert plans[256] == plans['"auto"']
+    assert plans[256]["bottleneck"] == "stage 0"
+    assert (plans[8]["bottleneck"], len(plans[8]["stages"])) == ("Ray's driver", 1)
+    assert plans[8]["items_per_s"] == pytest.approx(1 / (ENGINE_CALL_S * (2 / 8 + 1 / 512)))
 
 
 def test_captions_of_any_length_are_launched_as_often(run_embedder, tmp_path):

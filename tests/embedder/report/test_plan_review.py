@@ -25,7 +25,7 @@ from embedder.report.report_schema import Expected, PlaceReport, Review, StepRep
 from embedder.report.step_sums import join_measurements, step_reports
 from embedder.store.journal.step_metrics import Measurement
 from shards.plan import ShardPlan, plan_specs
-from shards.planning.planning_costs import DataMix, HostCosts, ModelCosts, TowerSeconds
+from shards.planning.planning_costs import ENGINE_CALL_S, CallSizes, DataMix, HostCosts, ModelCosts, TowerSeconds
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec
 
@@ -92,6 +92,14 @@ def test_decoding_limits_a_run_on_fast_devices(model):
     fast = replace(COSTS, vision=TowerSeconds(0, 1e-6, 0), text=TowerSeconds(0, 1e-6, 0))
     found = predicted(model, costs=fast)
     assert (found.bottleneck, found.items_per_s) == ("decode", pytest.approx(4 / 0.003))
+
+
+def test_rays_driver_limits_a_run_of_small_blocks(model):
+    fast, shapes = replace(COSTS, vision=TowerSeconds(0, 1e-6, 0), text=TowerSeconds(0, 1e-6, 0)), map(StageShape, CUT)
+    problem = problem_of(model.config, "float32", fast, HOST, PAIRS, rows_per_batch=32, calls=CallSizes(8, 8, part=32))
+    found = predict(problem, list(shapes), CORES)
+    expected = 1 / (ENGINE_CALL_S * (3 / 8 + 1 / 32))
+    assert (found.bottleneck, found.items_per_s) == ("Ray's driver", pytest.approx(expected))
 
 
 def test_hand_overs_and_calls_are_part_of_a_stage(model):
@@ -192,6 +200,9 @@ def test_a_run_on_gpus_that_was_never_measured_is_judged_by_the_table(make_run, 
     assert "less than half of what was expected was reached: stage " in review_parts(review, 25.0)[-1]
     compiled = expected("H100", job=replace(job, stages=tuple(replace(stage, compile=True) for stage in stages)))
     assert compiled.expected.items_per_s > review.expected.items_per_s
+    small = expected("H100", job=replace(job, compute=replace(job.compute, items_per_task=2)))
+    assert small.expected.bottleneck == "Ray's driver" != review.expected.bottleneck
+    assert small.expected.items_per_s == pytest.approx(1 / (ENGINE_CALL_S * (3 / 2 + 1 / job.compute.rows_per_part)))
     assert [expected(*types).expected for types in (("H100", "T4"), ("B9000",), ())] == [None, None, None]
 
 
