@@ -32,6 +32,7 @@ from gpu_simulation import (
     H100,
     MODELS,
     TITLES,
+    blocks_before,
     caption_lengths,
     forward_rate,
     rows_of,
@@ -61,7 +62,7 @@ from shards.activations import Batch, TowerState
 from shards.model_config import ModelConfig
 from shards.plan import plan_placement
 from shards.planning.devices import DEVICES
-from shards.planning.planning_costs import GPU_ROWS, DataMix, HostCosts, estimate_costs
+from shards.planning.planning_costs import GPU_CALLS, GPU_ROWS, DataMix, HostCosts, estimate_costs
 from shards.planning.problem import make_problem
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
@@ -70,7 +71,9 @@ CAPTION_TOKENS = 16
 CPU_ROWS = 64
 WARM_CALLS = 2
 SIMULATED = {"H100": H100}
-SIMULATED_BLOCKS, MAX_SLOWNESS = 12, 20
+SIMULATED_BLOCKS = 12
+MIN_BLOCK_S = 0.15
+"""Of the clock, for a block of a simulation: its own code takes some 0.02 s of the interpreter for each stage."""
 MIN_BLOCKS, MAX_BLOCKS = 12, 1000
 SAMPLE_S = 0.1
 PATIENCE_S = 120
@@ -100,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, help=f"rows, also of a block; {GPU_ROWS}, on the CPU {CPU_ROWS}")
     parser.add_argument("--compile", action="store_true", help="compile the layers, those of the yardstick included")
     parser.add_argument("--simulated", choices=sorted(SIMULATED), help="name of a device")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, about")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, about; simulated 6 or more")
     parser.add_argument("--photographs", type=Path, metavar="DIR", help="a folder of JPEGs; else the shipped emoji")
     parser.add_argument("--num-files", type=int, default=12_000, help="pairs of the loop by hand and of the runs")
     options = parser.parse_args(arguments)
@@ -137,16 +140,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def simulate(options: argparse.Namespace) -> None:
     config, figures = MODELS[options.model or "vit-l-14"](), SIMULATED[options.simulated]
     num_rows = options.batch_size or GPU_ROWS
-    kernels_s = 1 / forward_rate(config, figures, num_rows, 1.0, 1)  # a first look at how long it will take
-    slowness = min(MAX_SLOWNESS, max(1.0, options.seconds / (SIMULATED_BLOCKS * num_rows * kernels_s)))
-    limit = forward_rate(config, figures, num_rows, slowness, MIN_CALLS)
+    block_s = num_rows / forward_rate(config, figures, num_rows, 1.0, MIN_CALLS)  # a first look
+    limit = forward_rate(config, figures, num_rows, slow_motion(1, block_s, options.seconds), MIN_CALLS)
     found, rows = {}, [("stages", "rows/s", "of limit", "predicted", *(f"waits for {cause}" for cause in CAUSES))]
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         folder = write_config(config, Path(name))
         for num_stages in map(int, options.stages.split(",")):
-            rate, idle = simulate_stages(
-                config, folder, figures, num_stages, num_rows=num_rows, num_blocks=SIMULATED_BLOCKS, slowness=slowness
-            )
+            slowness, sizes = slow_motion(num_stages, block_s, options.seconds), (num_rows, SIMULATED_BLOCKS)
+            rate, idle = simulate_stages(config, folder, figures, num_stages, *sizes, slowness=slowness)
             predicted = predicted_rate(config, options.simulated, num_stages, num_rows)
             found[str(num_stages)] = {"rows_per_s": rate, "predicted_rows_per_s": predicted, "idle": idle}
             shares = [number(idle[cause], 3) for cause in CAUSES]
@@ -155,6 +156,12 @@ def simulate(options: argparse.Namespace) -> None:
     table(rows)
     document = {"device": f"simulated {figures.name}", "model": config.name, "batch_size": num_rows}
     print(json.dumps(document | {"limit_rows_per_s": limit, "stages": found}))
+
+
+def slow_motion(num_stages: int, block_s: float, seconds: float) -> float:
+    """How many times longer all takes, so that a simulation with all its blocks takes so many seconds, or its least."""
+    in_flight = GPU_CALLS * num_stages
+    return max(MIN_BLOCK_S, seconds / (blocks_before(num_stages) + SIMULATED_BLOCKS + in_flight)) / block_s
 
 
 def predicted_rate(config: ModelConfig, device_name: str, num_stages: int, num_rows: int) -> float:

@@ -3,8 +3,8 @@
 Tensors of the device are the meta tensors of torch. Each operation on them costs its launch, for which the interpreter
 is busy, and puts a kernel on the timeline of the current stream, which no thread of this process spends. Whoever waits
 for the device sleeps until the timeline is through. All times are stretched by one factor, so that what the simulation
-itself takes of an operation fits into its launch; figures are given in the seconds of the device. All stages of a run
-share it, as their processes would, with as many calls at once as a run has.
+itself takes fits in; figures are given in the seconds of the device. A shard's layers run for its first batch, and what
+they launched is launched anew for later ones. All stages of a run share the device, with a run's calls at once.
 """
 
 import threading
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -26,7 +26,7 @@ from published_models import PUBLISHED
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from embedder.batch_schema import TRACE
-from embedder.placement.device_settings import GPU_SETTINGS, group_costs
+from embedder.placement.device_settings import group_costs
 from embedder.steps.host_copies import OverlappedCopies
 from embedder.steps.stage import INPUTS, TowerStage
 from embedder.steps.stage_spec import StageSpec
@@ -34,6 +34,7 @@ from embedder.store.tables.arrow_tensors import pack_flat
 from shards.activations import Batch, TowerState
 from shards.model_config import ModelConfig
 from shards.plan import plan_shards
+from shards.planning.planning_costs import GPU_CALLS
 from shards.shard import Shard
 from shards.shard_specs import ShardSpec, whole_model
 from shards.tensor_shapes import held_dtype
@@ -113,7 +114,7 @@ class SimulatedGpu:
         self.last_ended: Event | None = None  # of the last batch of any stage
         self.computed_s, self.waited_s = 0.0, dict.fromkeys(CAUSES, 0.0)  # so far, in the device's seconds
         self.lock = threading.Lock()
-        self.known: dict[Any, Any] = {}
+        self._passes: dict[Any, tuple[Batch, list[float]]] = {}
         self._default, self._current = Stream(self), threading.local()
         self._calling, self._launchers = set[int](), set[int]()
 
@@ -164,6 +165,7 @@ class SimulatedGpu:
     def launch(self, kernel_s: float) -> None:
         """Take the interpreter's time of an operation, and put its kernel on the stream."""
         seconds = self.figures.view_s
+        getattr(self._current, "kernels", []).append(kernel_s)
         if kernel_s:
             with self.lock:
                 self.current_stream().put(kernel_s * self.slowness, self.now_s)
@@ -172,6 +174,17 @@ class SimulatedGpu:
             self._launchers.add(threading.get_ident())
         is_contended = len(self._calling & self._launchers) > 1
         self.spend(seconds * (self.figures.contended if is_contended else 1.0))
+
+    def compute(self, run: Any, arranged: Any) -> Batch:
+        """Launch a shard's layers; of its batches, which are all alike, only the first is computed by torch."""
+        if run in self._passes:
+            result, kernels = self._passes[run]
+            list(map(self.launch, kernels))
+            return result
+        self._current.kernels = kernels = []
+        self._passes[run] = run(arranged), kernels
+        del self._current.kernels
+        return self._passes[run][0]
 
     def idle_shares(self, computed_s: float, waited_s: dict[str, float], window_s: float) -> dict[str, float]:
         """Shares of a window in which the device computed nothing, by cause; the first arguments are at its start.
@@ -200,10 +213,7 @@ class SimulatedGpu:
 
 
 class Launching(TorchDispatchMode):
-    """Mode in which a thread's operations on meta tensors are launched on a simulated device.
-
-    What an operation's result looks like is remembered by what its inputs look like: torch takes longer to find it.
-    """
+    """Mode in which a thread's operations on meta tensors are launched on a simulated device."""
 
     def __init__(self, gpu: SimulatedGpu) -> None:
         super().__init__()
@@ -235,8 +245,8 @@ class Launching(TorchDispatchMode):
             is_copy = name in _MAYBE_VIEWS and result.untyped_storage()._cdata != on_device[0].untyped_storage()._cdata
             gpu.launch(2 * result.nbytes / gpu.figures.memory_bytes_per_s if is_copy else 0.0)
             return result
-        result, seconds = self._result(func, args, kwargs, on_device)
-        gpu.launch(seconds)
+        result = func(*args, **kwargs)
+        gpu.launch(gpu.kernel_s(name, on_device, list(_tensors(result))))
         return result
 
     def _upload(self, result: torch.Tensor, *, is_async: bool) -> None:
@@ -244,33 +254,6 @@ class Launching(TorchDispatchMode):
         self._gpu.launch(0.0)
         if not is_async:
             self._gpu.synchronize()
-
-    def _result(self, func: Any, args: Any, kwargs: Any, on_device: list[torch.Tensor]) -> tuple[Any, float]:
-        key = (func, _look(args), _look(kwargs))
-        known = self._gpu.known.get(key)
-        if known is None:
-            result = func(*args, **kwargs)
-            outputs = list(_tensors(result))
-            seconds = self._gpu.kernel_s(func._schema.name, on_device, outputs)
-            is_new = isinstance(result, torch.Tensor) and not func._schema.is_mutable
-            layout = (result.shape, result.stride(), result.dtype) if is_new else None
-            self._gpu.known[key] = (layout, seconds)
-            return result, seconds
-        layout, seconds = known
-        if layout is None:
-            return func(*args, **kwargs), seconds
-        shape, stride, dtype = layout
-        return torch.empty_strided(shape, stride, dtype=dtype, device="meta"), seconds
-
-
-def _look(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return (value.shape, value.stride(), value.dtype, value.device.type)
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_look, value))
-    if isinstance(value, dict):
-        return tuple((name, _look(each)) for name, each in value.items())
-    return value
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -328,7 +311,7 @@ class SimulatedCopies(OverlappedCopies):
 
     def _launch(self, run: Any, moved: Any, arrived: Any) -> Any:
         with Launching(self._gpu):
-            return super()._launch(run, moved, arrived)
+            return super()._launch(partial(self._gpu.compute, run), moved, arrived)
 
     def _upload(self, values: torch.Tensor) -> torch.Tensor:
         self._gpu.spend(values.nbytes / self._gpu.figures.host_bytes_per_s)  # to pinned memory
@@ -443,24 +426,30 @@ def forward_rate(config: ModelConfig, figures: DeviceFigures, num_rows: int, slo
     arranged = shard.arrange(Batch(states["vision"], states["text"]), dict(group_costs(config, [figures.name])))
     arranged = arranged.move_to(lambda values: torch.empty(values.shape, dtype=values.dtype, device="meta"))
     with fused_attention(gpu), Launching(gpu):
-        shard.compute(arranged)
+        gpu.compute(shard.compute, arranged)
         gpu.synchronize()
         started_s = gpu.now_s
         for _ in range(num_calls):
-            shard.compute(arranged)
+            gpu.compute(shard.compute, arranged)
         gpu.synchronize()
         return num_calls * num_rows * slowness / (gpu.now_s - started_s)
 
 
+def blocks_before(num_stages: int, calls_at_once: int = GPU_CALLS) -> int:
+    """Blocks that leave the last stage until all are full; one that has a device for itself tries its calls at once."""
+    held = calls_at_once * num_stages
+    return held + (TRIAL_BLOCKS if num_stages == 1 < calls_at_once else held)
+
+
 def simulate_stages(
-    config: ModelConfig, folder: Path, figures: DeviceFigures, num_stages: int, *, num_rows: int, num_blocks: int,
-    slowness: float, calls_at_once: int | None = None,
+    config: ModelConfig, folder: Path, figures: DeviceFigures, num_stages: int, num_rows: int, num_blocks: int, *,
+    slowness: float, calls_at_once: int = GPU_CALLS,
 ) -> tuple[float, dict[str, float]]:  # fmt: skip
     """Rows a second that leave the last of a run's stages on one device, and its idle shares by cause.
 
     Counted is from when stages may have chosen the number of their calls at once.
     """
-    gpu, calls_at_once = SimulatedGpu(figures, slowness), calls_at_once or GPU_SETTINGS.calls_at_once or 1
+    gpu = SimulatedGpu(figures, 1.0)
     specs = [stage.spec for stage in plan_shards(config, num_stages, dtype=DTYPE).stages]
     settings = {"batch_sizes": (num_rows,), "group_costs": group_costs(config, [figures.name])}
     settings |= {"calls_at_once": calls_at_once, "gpu_share": 1 / num_stages}
@@ -475,14 +464,16 @@ def simulate_stages(
             queues[0].put(block)
 
     workers = [
-        [threading.Thread(target=_work, args=(stage, gpu, own, after), daemon=True) for _ in range(calls_at_once)]
-        for stage, own, after in zip(stages, queues, [*queues[1:], done], strict=True)
+        [threading.Thread(target=_work, args=(*each, gpu, is_over), daemon=True) for _ in range(calls_at_once)]
+        for each in zip(stages, queues, [*queues[1:], done], strict=True)
     ]
     feeder = threading.Thread(target=feed, daemon=True)
     with fused_attention(gpu):
+        reduce(lambda table, stage: stage(table), stages, block)  # in which torch takes time of its own
+        gpu.slowness = slowness
         for thread in [*chain.from_iterable(workers), feeder]:
             thread.start()
-        for _ in range(TRIAL_BLOCKS + calls_at_once * num_stages if calls_at_once > 1 else 1):
+        for _ in range(blocks_before(num_stages, calls_at_once)):
             done.get()
         started_s, computed_s, waited_s = time.perf_counter(), gpu.computed_s, dict(gpu.waited_s)
         for _ in range(num_blocks):
@@ -497,8 +488,10 @@ def simulate_stages(
     return num_blocks * num_rows / window_s, idle
 
 
-def _work(stage: SimulatedStage, gpu: SimulatedGpu, own: Queue, after: Queue) -> None:
+def _work(stage: SimulatedStage, own: Queue, after: Queue, gpu: SimulatedGpu, is_over: threading.Event) -> None:
     while (block := own.get()) is not None:
+        if is_over.is_set():  # the blocks on their way are not computed
+            continue
         done = stage(block)
         gpu.spend(done.nbytes / gpu.figures.host_bytes_per_s)
         gpu.wait_until(0.0)

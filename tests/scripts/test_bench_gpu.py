@@ -5,9 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gpu_simulation import SimulatedStage
 from gpu_yardsticks import idle_shares
+from tower_families import beside_default
 
 from shards.tokenizer import check_tokenizer, parse_tokenizer
+from shards.towers.vit import VitTower
 
 
 @pytest.fixture
@@ -43,6 +46,30 @@ def test_without_a_gpu_it_says_so_and_ends_well(bench_gpu, capsys):
     assert json.loads(found) == {"unmeasured": "no GPU"}
 
 
+@pytest.mark.medium
+def test_a_simulation_takes_the_time_asked_for_with_the_blocks_that_it_does_not_count(bench_gpu, capsys, monkeypatch):
+    calls, simulate_stages = [], bench_gpu.simulate_stages
+    call = SimulatedStage.__call__
+    monkeypatch.setattr(SimulatedStage, "__call__", lambda stage, table: calls.append(stage) or call(stage, table))
+    asked = []
+
+    def watched(*args, slowness):
+        calls.clear()
+        found = simulate_stages(*args, slowness=slowness)
+        asked.append((args[3], slowness, len(calls) / args[3]))
+        return found
+
+    monkeypatch.setattr(bench_gpu, "simulate_stages", watched)
+    monkeypatch.setattr(bench_gpu, "MIN_BLOCK_S", 0.0)
+    monkeypatch.setitem(bench_gpu.MODELS, "vit-b-32", lambda: beside_default(VitTower))
+    sizes = ["--model", "vit-b-32", "--batch-size", "8", "--stages", "1,3", "--seconds", "1"]
+    bench_gpu.main(["--simulated", "H100", *sizes])
+    block_s = 8 / json.loads(capsys.readouterr().out.splitlines()[-1])["limit_rows_per_s"]
+    assert [num_stages for num_stages, *_ in asked] == [1, 3]
+    for _, slowness, num_blocks in asked:
+        assert 0.5 < num_blocks * block_s * slowness < 1.5
+
+
 @pytest.mark.slow
 def test_on_a_simulated_gpu_stages_reach_what_forward_passes_alone_do(bench_gpu, capsys):
     sizes = ["--model", "vit-b-32", "--batch-size", "1024", "--stages", "1,3", "--seconds", "5"]
@@ -64,9 +91,7 @@ def test_one_call_at_a_time_leaves_the_simulated_device_waiting_for_its_input(be
     config = bench_gpu.MODELS["vit-b-32"]()
     folder = bench_gpu.write_config(config, tmp_path)
     found = [
-        bench_gpu.simulate_stages(
-            config, folder, bench_gpu.H100, 1, num_rows=256, num_blocks=4, slowness=10, calls_at_once=number
-        )
+        bench_gpu.simulate_stages(config, folder, bench_gpu.H100, 1, 256, 4, slowness=10, calls_at_once=number)
         for number in (1, 3)
     ]
     (slow, waits), (fast, fewer) = found
