@@ -72,13 +72,13 @@ def test_a_simulation_takes_the_time_asked_for_with_the_blocks_that_it_does_not_
 
 @pytest.mark.slow
 def test_on_a_simulated_gpu_stages_reach_what_forward_passes_alone_do(bench_gpu, capsys):
-    sizes = ["--model", "vit-b-32", "--batch-size", "1024", "--stages", "1,3", "--seconds", "5"]
+    sizes = ["--model", "vit-b-32", "--batch-size", "1024", "--seconds", "12"]
     bench_gpu.main(["--simulated", "H100", *sizes])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     limit, stages = found["limit_rows_per_s"], found["stages"]
-    assert stages["1"]["rows_per_s"] >= 0.95 * limit
-    assert stages["3"]["rows_per_s"] >= 0.8 * stages["1"]["rows_per_s"]
+    assert set(stages) == {"1", "2", "3"}
     for stage in stages.values():
+        assert 0.95 * limit <= stage["rows_per_s"] <= 1.1 * limit
         assert set(stage["idle"]) == {"input", "copies", "launches"} and min(stage["idle"].values()) >= 0
         assert sum(stage["idle"].values()) < 1
     assert sum(stages["1"]["idle"].values()) <= 0.05 + 1e-9
