@@ -31,7 +31,9 @@ def report_parts(report: Report) -> list[RenderableType]:
     last = [summary, *metric_lines(report.metrics), *_outcome_lines(report)]
     if not report.steps:
         return last
-    review = review_parts(report.review, report.steady_items_per_s or report.items_per_s) if report.review else []
+    wait = largest_wait(report.steps, report.observed_bottleneck, has_models=bool(report.models))
+    rate_reached = report.steady_items_per_s or report.items_per_s
+    review = review_parts(report.review, rate_reached, wait) if report.review else []
     notes = [note for step in report.steps for note in step.notes]
     inputs = [*clip_lines(report.steps), *_caption_lines(report), *_gpu_lines(report), *notes]
     return [_step_table(report), *_operator_parts(report), *review, *inputs, *_cluster_parts(report), *last]
@@ -138,8 +140,11 @@ def replicas_over_time(step: StepReport) -> str:
     return " ".join([str(first[1]), *(f"> {number} at {duration_text(round(time_s))}" for time_s, number in later)])
 
 
-def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
-    """Lay out the run next to its prediction, if costs were measured, and the better plan, if any."""
+def review_parts(review: Review, items_per_s: float, wait: str | None = None) -> list[RenderableType]:
+    """Lay out the run next to its prediction, if costs were measured, and the better plan, if any.
+
+    `wait` is that of `largest_wait`.
+    """
     parts: list[RenderableType] = []
     if review.expected and review.too_short:
         return [f"too short to judge its plan: {review.too_short}"]
@@ -151,7 +156,7 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
             f"{plural(review.caption_tokens, 'token')} on average; {expected.source} costs expect "
             f"{rate(expected.items_per_s)} for that ({expected.bottleneck}), {figure(items_per_s)} were reached"
         )
-        parts += [_review_table(review, expected), reached, *blame_lines(review, items_per_s)]
+        parts += [_review_table(review, expected), reached, *blame_lines(review, items_per_s, wait)]
     if review.better:
         parts.append(
             f"a better cut for this data, predicted {review.better.gain:.2f} times as fast: {review.better.reason}; "
@@ -160,8 +165,8 @@ def review_parts(review: Review, items_per_s: float) -> list[RenderableType]:
     return parts
 
 
-def blame_lines(review: Review, items_per_s: float) -> list[str]:
-    """Name the slow step if a run has reached less than half of its predicted rate."""
+def blame_lines(review: Review, items_per_s: float, wait: str | None = None) -> list[str]:
+    """Name the slow step, or else the `wait`, if a run has reached less than half of its predicted rate."""
     expected = review.expected
     if expected is None or items_per_s >= expected.items_per_s / 2:
         return []
@@ -174,7 +179,7 @@ def blame_lines(review: Review, items_per_s: float) -> list[str]:
     cause = (
         f"{worst} took {ratios[worst]:.1f} times as long as expected"
         if worst is not None and ratios[worst] > 1.5
-        else "no step took longer than expected, so that they waited for each other, or for Ray"
+        else f"no step took longer than expected; {wait or 'they waited for each other, or for Ray'}"
     )
     return [f"less than half of what was expected was reached: {cause}"]
 
@@ -242,19 +247,47 @@ def idle_line(step: StepReport, *, has_models: bool = False) -> str | None:
     The step's seconds are those in which the device computed; its waits are between batches. With the time before its
     first batch and after its last, they add up to the whole run. `has_models`: further models are before stage 0.
     """
+    causes = _waits(step, has_models=has_models)
+    if not causes:
+        return None
+    waited_s, whole_s = sum(causes.values()), _whole_s(step, causes)
+    waited = ", ".join(f"{name} {100 * seconds / whole_s:.1f} %" for name, seconds in causes.items())
+    outside = f"before its first batch and after its last {100 * (whole_s - step.wall_s - waited_s) / whole_s:.1f} %"
+    computed = f"computed {100 * step.wall_s / whole_s:.1f} % of the run"
+    return f"GPU of {step.step}: {computed}; waited for {waited}; {outside}"
+
+
+def _waits(step: StepReport, *, has_models: bool) -> dict[str, float]:
+    """Return the seconds that a stage's GPUs waited between batches, by what they waited for; empty without GPUs."""
     number = int(step.step.removeprefix("stage ")) if step.step.startswith("stage ") else 0
     before = f"stage {number - 1}" if number else "decode and models" if has_models else "decode"
     causes = {before: step.waited_input_s, "the driver": step.waited_driver_s}
     causes |= {"the object store": step.waited_store_s, "unpacking": step.waited_unpack_s}
     causes |= {"copies": step.waited_copy_s, "launches": step.waited_launch_s}
-    if not any(causes.values()) or not step.wall_share:
-        return None
-    waited_s, run_s = sum(causes.values()), step.wall_s / step.wall_share
-    whole_s = max(run_s, step.wall_s + waited_s)
-    waited = ", ".join(f"{name} {100 * seconds / whole_s:.1f} %" for name, seconds in causes.items())
-    outside = f"before its first batch and after its last {100 * (whole_s - step.wall_s - waited_s) / whole_s:.1f} %"
-    computed = f"computed {100 * step.wall_s / whole_s:.1f} % of the run"
-    return f"GPU of {step.step}: {computed}; waited for {waited}; {outside}"
+    return causes if any(causes.values()) and step.wall_share else {}
+
+
+def _whole_s(step: StepReport, causes: Mapping[str, float]) -> float:
+    """Return the seconds of the run, or those that the step computed and waited if clocks make these more."""
+    return max(step.wall_s / step.wall_share, step.wall_s + sum(causes.values()))
+
+
+def largest_wait(steps: Iterable[StepReport], bottleneck: str | None, *, has_models: bool = False) -> str | None:
+    """Describe what GPUs waited for most between batches; without GPUs, the step that the others waited for, if known.
+
+    What a stage waited for another one has its cause there.
+    """
+    waits = [
+        (seconds / _whole_s(step, causes), step.step, cause)
+        for step in steps
+        for causes in [_waits(step, has_models=has_models)]
+        for cause, seconds in causes.items()
+        if not cause.startswith("stage ")
+    ]
+    share, step, cause = max(waits, default=(0.0, "", ""))
+    if share:
+        return f"{step}'s GPU waited most for {cause}, {100 * share:.0f} % of the run"
+    return f"the other steps waited for {bottleneck}" if bottleneck else None
 
 
 def product_line(step: StepReport) -> str | None:

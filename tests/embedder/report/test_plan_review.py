@@ -1,6 +1,7 @@
 """A finished run against its plan: throughput by the narrowest place, and a better cut where the data has drifted."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from embedder.cli.render_report import (
     clip_lines,
     gpu_time_lines,
     idle_line,
+    largest_wait,
     replicas_over_time,
+    report_parts,
     review_parts,
 )
 from embedder.executors.job import make_plan, plan_job
@@ -21,7 +24,7 @@ from embedder.placement.fleet import Available
 from embedder.placement.placement import Node
 from embedder.report.plan_review import review_run
 from embedder.report.prediction import Host, StageShape, predict, problem_of
-from embedder.report.report_schema import Expected, PlaceReport, Review, StepReport
+from embedder.report.report_schema import Expected, PlaceReport, Report, Review, StepReport
 from embedder.report.step_sums import join_measurements, step_reports
 from embedder.store.journal.step_metrics import Measurement
 from shards.plan import ShardPlan, plan_specs
@@ -289,3 +292,45 @@ def test_a_run_that_reaches_less_than_half_names_the_step_to_blame(stage_s, reac
     lines = blame_lines(review, reached)
     assert lines == [] if blamed is None else blamed in lines[0]
     assert blame_lines(review.model_copy(update={"expected": None}), reached) == []
+    if stage_s == 0.011:
+        assert blame_lines(review, reached, "the others waited for decode")[0].endswith(
+            "no step took longer than expected; the others waited for decode"
+        )
+
+
+def test_where_no_step_is_to_blame_the_largest_cause_of_idle_time_is():
+    figures = {"num_calls": 3, "num_rows": 768, "wall_s": 2.0, "cpu_s": 1.0, "wall_share": 0.1, "cpu_share": 0.1}
+    first, second = (
+        StepReport(step=f"stage {number}", bytes_out=0, bytes_per_row=0.0, peak_rss_bytes=0, **figures)
+        for number in range(2)
+    )
+    first = first.model_copy(update={"waited_input_s": 3.0, "waited_driver_s": 11.0})
+    second = second.model_copy(update={"waited_input_s": 12.0, "waited_copy_s": 1.0})
+    assert largest_wait((first, second), "decode") == "stage 0's GPU waited most for the driver, 55 % of the run"
+    second = second.model_copy(update={"waited_input_s": 0.5, "waited_store_s": 12.0})
+    assert largest_wait((first, second), "decode").startswith("stage 1's GPU waited most for the object store, ")
+    starved = first.model_copy(update={"waited_input_s": 12.0, "waited_driver_s": 1.0})
+    assert largest_wait((starved,), None) == "stage 0's GPU waited most for decode, 60 % of the run"
+    on_cpus = first.model_copy(update={"waited_input_s": 0.0, "waited_driver_s": 0.0})
+    assert largest_wait((on_cpus,), "write") == "the other steps waited for write"
+    assert largest_wait((on_cpus,), None) is None
+
+
+def test_the_shown_report_of_a_slow_run_names_that_cause(make_run, model, tmp_path):
+    job = finished_job(make_run, model, samples.folder(tmp_path / "in", 2))
+    review = review_run(job, Available(16), *observed((0.022, 0.026), 100, 100), (COSTS, HOST))
+    report = Report(
+        run_id="r",
+        started_at=datetime(2026, 1, 1, tzinfo=UTC),
+        wall_s=60,
+        versions={},
+        items_per_s=10,
+        steps=observed((0.022, 0.026), 100, 100)[0],
+        observed_bottleneck="decode",
+        review=review,
+    )
+    told = [part for part in report_parts(report) if isinstance(part, str) and "less than half" in part]
+    assert told == [
+        "less than half of what was expected was reached: no step took longer than expected; "
+        "the other steps waited for decode"
+    ]
