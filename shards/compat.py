@@ -274,19 +274,6 @@ def _sum_positions(tower: Any, x_FLD: "torch.Tensor") -> "torch.Tensor":
     return dropped
 
 
-def replace_naflex_positions(embeds: Any, learned: Callable[..., None], factorized: Callable[..., None]) -> bool:
-    """Make timm's NaFlexVit add its positions by other functions; False if it has no such hooks.
-
-    Seen in timm 1.0.22 to 1.0.31. The fallback is the caller's: the tower isn't exported, and torch encodes queries.
-    """
-    replaced = {"_apply_learned_naflex_pos_embed": learned, "_apply_factorized_naflex_pos_embed": factorized}
-    if not all(hasattr(embeds, name) for name in replaced):
-        return False
-    for name, function in replaced.items():
-        setattr(embeds, name, function)
-    return True
-
-
 def silence_onnx_graphs() -> None:
     """Keep torch's tracing exporter from printing the whole graph when it doesn't know an operator.
 

@@ -238,28 +238,34 @@ class PatchGrids:
     """Layout of images that keep their proportions, in a rectangle as wide as the longest.
 
     `grids` int64 (R, 3), on the CPU, count frames, patch rows and patch columns; `means` are over a row's frames;
-    `patches` lay out patches without class and register tokens, `tokens` all tokens.
+    `patches` lay out patches without class and register tokens, `tokens` all tokens. `sizes` are the patch rows and
+    columns that occur, `counts` the numbers of frames that have them, `by_size` int64 (F,) these frames' positions.
     """
 
     grids: torch.Tensor
     means: RowMeans
     patches: Padding
     tokens: Padding
+    sizes: list[list[int]]
+    counts: list[int]
+    by_size: torch.Tensor
 
     @staticmethod
     def of(grids: torch.Tensor, num_prefix_tokens: int) -> "PatchGrids":
         """Lay out frames by their grids, (R, 3), on the CPU, with so many class and register tokens per frame."""
         grids = grids.long()
-        lengths = grids[:, 1:].prod(1).repeat_interleave(grids[:, 0])
-        patches = Padding.of(lengths)
-        tokens = Padding.of(lengths + num_prefix_tokens) if num_prefix_tokens else patches
-        return PatchGrids(grids, RowMeans.of(grids[:, 0]), patches, tokens)
+        frames = grids[:, 1:].repeat_interleave(grids[:, 0], 0)
+        patches = Padding.of(frames.prod(1))
+        tokens = Padding.of(frames.prod(1) + num_prefix_tokens) if num_prefix_tokens else patches
+        sizes, number, counts = torch.unique(frames, dim=0, return_inverse=True, return_counts=True)
+        means, by_size = RowMeans.of(grids[:, 0]), number.argsort()
+        return PatchGrids(grids, means, patches, tokens, sizes.tolist(), counts.tolist(), by_size)
 
     def move_to(self, move: Move) -> "PatchGrids":
         """Move what the layers need to their device."""
         patches = self.patches.move_to(move)
         tokens = patches if self.tokens is self.patches else self.tokens.move_to(move)
-        return PatchGrids(self.grids, self.means.move_to(move), patches, tokens)
+        return replace(self, means=self.means.move_to(move), patches=patches, tokens=tokens, by_size=move(self.by_size))
 
     @property
     def patches_per_row(self) -> torch.Tensor:
@@ -278,6 +284,12 @@ class PatchGrids:
     def pack(self, x: torch.Tensor) -> torch.Tensor:
         """Convert padded (F, L, ...) to packed (N, ...)."""
         return self.tokens.pack(x)
+
+    def add_positions(self, x_FND: torch.Tensor, positions: Callable[[int, int], torch.Tensor]) -> None:
+        """Add to the patches of each frame what `positions` has for its rows and columns, (1, N, D); in-place."""
+        for (rows, columns), frames in zip(self.sizes, torch.split(self.by_size, self.counts), strict=True):
+            own_FND = positions(rows, columns).expand(len(frames), -1, -1)
+            x_FND[:, : rows * columns].index_add_(0, frames, own_FND)
 
     def coordinates(self) -> torch.Tensor:
         """Compute row and column of each patch, int64 (F, N, 2), on the CPU; 0 for padding."""

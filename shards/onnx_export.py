@@ -14,8 +14,10 @@ import argparse
 import json
 import tempfile
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,9 +30,6 @@ from shards.ranges import LayerRange
 from shards.shard import Shard, load_shard
 from shards.shard_specs import one_tower
 from shards.towers.naflex import NaFlexTower
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OPSET = 18
 MAX_BYTES = 2**31 - 1
@@ -148,15 +147,16 @@ class _Captions:
 class _Patches:
     """Layout of images of one grid, without padding; the counterpart of `shards.layouts.PatchGrids`."""
 
-    def __init__(self, places_N2: torch.Tensor) -> None:
+    def __init__(self, positions: Callable[[], torch.Tensor]) -> None:
         self.patches, self.is_patch = self, None
-        self._places_N2 = places_N2
+        self._positions = positions
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
-    def coordinates(self) -> torch.Tensor:
-        return self._places_N2
+    def add_positions(self, x_FND: torch.Tensor, positions: object) -> None:
+        del positions
+        x_FND.add_(self._positions())
 
     def added_mask(self, x_FLD: torch.Tensor) -> None:
         del x_FLD
@@ -190,9 +190,13 @@ class _Vision(_WholeTower):
 
 
 class _PatchVision(_WholeTower):
+    def __init__(self, shard: Shard, positions: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(shard, "vision")
+        self._positions = positions
+
     def forward(self, pixels_FNP: torch.Tensor, places_N2: torch.Tensor) -> torch.Tensor:
         normalised = self.shard.front_input(self.side, pixels_FNP.flatten(0, 1))
-        return self.embed(normalised.view(pixels_FNP.shape), _Patches(places_N2))
+        return self.embed(normalised.view(pixels_FNP.shape), _Patches(partial(self._positions, places_N2)))
 
 
 Export = tuple[_WholeTower, tuple[torch.Tensor, ...], tuple[str, ...], dict[str, dict[int, str]]]
@@ -214,11 +218,10 @@ def _vision(shard: Shard, config: ModelConfig) -> Export:
         tower.prepare_export(shard.vision)
         pixels = torch.zeros((2, tower.side_px, tower.side_px, 3), dtype=torch.uint8)
         return _Vision(shard, "vision"), (pixels,), INPUTS["vision"], {"pixels": {0: "images"}}
-    tower.use_filters(shard.vision)
     places = torch.from_numpy(tower.filter_places(2, 3))
     pixels = torch.zeros((2, len(places), tower.patch_values), dtype=torch.uint8)
     axes = {"pixels": {0: "images", 1: "patches"}, "places": {0: "patches"}}
-    return _PatchVision(shard, "vision"), (pixels, places), INPUTS["patches"], axes
+    return _PatchVision(shard, tower.filtered_positions(shard.vision)), (pixels, places), INPUTS["patches"], axes
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ computed together, `L` tokens of the longest conversation.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -49,6 +49,13 @@ class Places:
         return Places(move(self.tokens), tuple(map(move, self.inputs)))
 
 
+class PatchLayout(Protocol):
+    """How the patches of pictures lie in a family's vision blocks; made on the host, of the pictures' sizes alone."""
+
+    def move_to(self, move: Move) -> "PatchLayout":
+        """Move what the blocks need to their device."""
+
+
 @dataclass(frozen=True)
 class PictureTokens:
     """Layout of pictures and clips, each in a conversation of its own.
@@ -64,6 +71,7 @@ class PictureTokens:
         times: int64 (N, T), the patches of the frames that are computed together; None if all of each are one.
         start: where the packed values in front of the first layer lie; None if they are in order.
         stop: the same behind the last layer.
+        patches: as the vision blocks and the merger take them; None behind those.
     """
 
     grids: torch.Tensor
@@ -76,6 +84,7 @@ class PictureTokens:
     times: torch.Tensor | None
     start: Places | None
     stop: Places | None
+    patches: PatchLayout | None = None
 
     @staticmethod
     def of(
@@ -131,6 +140,7 @@ class PictureTokens:
             times=None if self.times is None else move(self.times),
             start=self.start and self.start.move_to(move),
             stop=self.stop and self.stop.move_to(move),
+            patches=self.patches and self.patches.move_to(move),
         )
 
     def pad(self, values: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ transformers 5.23, `EmbeddingGemma2Model.forward` and `Gemma4VisionModel.forward
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -37,11 +38,27 @@ if TYPE_CHECKING:
     import torch
 
     from shards.activations import TowerState
-    from shards.layouts import Padding
+    from shards.layouts import Move, Padding
 
 MAX_PATCHES = 280 * 3**2  # 280 tokens, the processor's default
 CLIPS = ("input_min", "input_max", "output_min", "output_max")
 UNCLIPPED = 1e4  # a limit that no value of a fresh tower reaches
+
+
+@dataclass(frozen=True)
+class PaddedPatches:
+    """Layout of patches in a `rectangle` as wide as the largest picture.
+
+    `places` int64 (F, P, 2) has column and row of each patch, -1 for padding; `squares` lay out squares of patches.
+    """
+
+    rectangle: Padding
+    places: torch.Tensor
+    squares: Padding
+
+    def move_to(self, move: Move) -> PaddedPatches:
+        """Move what the blocks need to their device."""
+        return PaddedPatches(self.rectangle.move_to(move), move(self.places), self.squares.move_to(move))
 
 
 class EmbeddingGemma2Tower(PictureDecoderTower):
@@ -212,34 +229,34 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
         del dtype
         return torch.float32
 
-    def _places(self, layout: Any, device: torch.device) -> tuple[Padding, torch.Tensor]:
-        """Lay out patches on a device, with the column and row of each, int64 (F, P, 2); -1 for padding."""
+    def _lay_out_patches(self, grids: torch.Tensor, layers: LayerRange) -> PaddedPatches:
+        """Lay out patches in a rectangle."""
         import torch
 
         from shards.layouts import Padding
 
-        grids = layout.grids[:, 1:].repeat_interleave(layout.grids[:, 0], 0)
-        side, padding = self.spatial_merge_size, Padding.of(grids.prod(1))
+        del layers
+        frames, side = grids[:, 1:].repeat_interleave(grids[:, 0], 0), self.spatial_merge_size
+        padding = Padding.of(frames.prod(1))
         number = torch.arange(padding.shape[1])
-        square, inner, columns = number // side**2, number % side**2, grids[:, 1:] // side
+        square, inner, columns = number // side**2, number % side**2, frames[:, 1:] // side
         x_FP = square % columns * side + inner % side
         y_FP = square // columns * side + inner // side
         places = torch.stack([x_FP, y_FP], -1).masked_fill(~padding.is_token[:, :, None], -1)
-        return padding.move_to(lambda each: each.to(device)), places.to(device)
+        return PaddedPatches(padding, places, Padding.of(padding.lengths // side**2))
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches and positions; (N, values) to packed squares."""
-        padding, places = self._places(layout, values.device)
+        padding, places = layout.patches.rectangle, layout.patches.places
         x_FPV = module.patch_embedder(padding.pad(values), places, ~padding.is_token)
-        return padding.pack(x_FPV).reshape(-1, self.square_width)
+        packed: torch.Tensor = padding.pack(x_FPV).reshape(-1, self.square_width)
+        return packed
 
     def _run_vision(
         self, module: Any, layers: LayerRange, x_NV: torch.Tensor, inputs: list[torch.Tensor], layout: Any
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run vision blocks and pooler; (N, V) to (N, V), or behind the pooler to (M, D)."""
-        from shards.layouts import Padding
-
-        padding, places = self._places(layout, x_NV.device)
+        padding, places = layout.patches.rectangle, layout.patches.places
         x_FPV = padding.pad(x_NV)
         positions = module.encoder.rotary_emb(x_FPV, places)
         for layer in range(layers.start, min(layers.stop, self.depth)):
@@ -250,8 +267,7 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
             return padding.pack(x_FPV), inputs
         num_squares = x_FPV.shape[1] // self.spatial_merge_size**2
         x_FMV, _ = module.pooler(x_FPV, places, ~padding.is_token, num_squares)
-        squares = Padding.of(padding.lengths // self.spatial_merge_size**2)  # on the host, so that none waits for a GPU
-        x_MV = squares.move_to(lambda each: each.to(x_FMV.device)).pack(x_FMV)
+        x_MV = layout.patches.squares.pack(x_FMV)
         if self.standardize:
             x_MV = (x_MV - module.std_bias.float()) * module.std_scale.float()
         return module.embed_vision(x_MV.to(x_FPV.dtype)), inputs
@@ -277,15 +293,14 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
         text: TowerState | None = None,
     ) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function."""
-        layout = self._layout(lengths, grids, text).move_to(lambda each: each.to(values.device))
-        padding, places = self._places(layout, values.device)
+        layout: Any = self._layout(lengths, grids, text).move_to(lambda each: each.to(values.device))
         model = self._assemble(module, self._unused_id(layout))
         ids = layout.ids.flatten().index_fill(0, layout.picture, model.config.image_token_id).view_as(layout.ids)
         output = model(
             input_ids=ids,
             attention_mask=layout.tokens.is_token.long(),
-            pixel_values=padding.pad(values),
-            image_position_ids=places,
+            pixel_values=layout.patches.rectangle.pad(values),
+            image_position_ids=layout.patches.places,
         )
         return TextEncoderTower.pool_tokens(self.decoder, module.decoder, output.last_hidden_state, layout.tokens)
 

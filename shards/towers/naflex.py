@@ -10,6 +10,7 @@ these methods follow; transformers 5.23, `Siglip2VisionModel.forward`, which com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import isqrt
 from pathlib import Path
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from shards.compat import replace_naflex_positions
 from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
@@ -170,28 +170,32 @@ class NaFlexTower(TimmVisionTower):
         found: NDArray[np.int64] = (places + lengths * (lengths - 1) // 2).astype(np.int64)
         return found
 
-    def use_filters(self, module: Any) -> None:
-        """Compute positions as products of the table with filters, instead of a resize to each image's grid.
+    def filtered_positions(self, module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return what computes positions as products of the table with filters, instead of a resize to each grid.
 
-        All images then have one grid, with `filter_places` as their coordinates, so one traced graph takes grids of
-        every size. Raises a ModelError if the installed timm adds positions in another way.
+        It maps the `filter_places` of one grid's patches to (N, D), so one traced graph takes grids of every size.
         """
-        embeds = module.embeds
-        if self.pos_embed == "none":
-            return
-        filters = self._filters()  # (1 + 2 + ... + the longest side, S)
+        embeds, filters = module.embeds, self._filters()  # (1 + 2 + ... + the longest side, S)
 
-        def add_learned(x_FND: torch.Tensor, patch_coord: torch.Tensor) -> None:
-            along_y, along_x = filters[patch_coord[:, 0]], filters[patch_coord[:, 1]]
-            weights_NSS = along_y[:, :, None] * along_x[:, None]
-            x_FND.add_(weights_NSS.flatten(1) @ embeds.pos_embed.flatten(0, 2))
+        def compute(places_N2: torch.Tensor) -> torch.Tensor:
+            along_y, along_x = filters[places_N2[:, 0]], filters[places_N2[:, 1]]
+            if self.factorized_pos_embed:
+                positions: torch.Tensor = along_y @ embeds.pos_embed_y[0] + along_x @ embeds.pos_embed_x[0]
+            else:
+                weights_NSS = along_y[:, :, None] * along_x[:, None]
+                positions = weights_NSS.flatten(1) @ embeds.pos_embed.flatten(0, 2)
+            return positions
 
-        def add_factorized(x_FND: torch.Tensor, patch_coord: torch.Tensor) -> None:
-            along_y, along_x = filters[patch_coord[:, 0]], filters[patch_coord[:, 1]]
-            x_FND.add_(along_y @ embeds.pos_embed_y[0] + along_x @ embeds.pos_embed_x[0])
+        return compute
 
-        if not replace_naflex_positions(embeds, add_learned, add_factorized):
-            raise ModelError("this version of timm has no place for the positions of a NaFlexVit that is exported")
+    @property
+    def _resizing(self) -> dict[str, Any]:
+        """Settings by which torch resizes the one table."""
+        return {
+            "mode": self.pos_embed_interp_mode,
+            "align_corners": self.pos_embed_align_corners,
+            "antialias": self.pos_embed_antialias,
+        }
 
     def _filters(self) -> torch.Tensor:
         """Compute how much each position of a table's side contributes to each position of a side of every length."""
@@ -201,11 +205,7 @@ class NaFlexTower(TimmVisionTower):
         if self.factorized_pos_embed:
             settings: dict[str, Any] = {"mode": "bilinear", "align_corners": False, "antialias": False}
         else:
-            settings = {
-                "mode": self.pos_embed_interp_mode,
-                "align_corners": self.pos_embed_align_corners,
-                "antialias": self.pos_embed_antialias,
-            }
+            settings = self._resizing
         table_1SS2 = torch.eye(self.grid_side)[None, :, :, None].repeat(1, 1, 1, 2)
         sides = range(1, self.max_patches + 1)
         return torch.cat([interpolate(table_1SS2, size=(side, 2), **settings)[0, :, :, 0].T for side in sides])
@@ -249,9 +249,30 @@ class NaFlexTower(TimmVisionTower):
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches, class and register tokens, and positions; (patches of all rows, P) to (F, L, D)."""
-        tokens, _ = module.embeds(layout.patches.pad(values), patch_coord=layout.coordinates())
-        normed: torch.Tensor = module.norm_pre(tokens)
+        import torch
+
+        embeds = module.embeds
+        x_FND = embeds.proj(layout.patches.pad(values))
+        if self.pos_embed != "none":
+            layout.add_positions(x_FND, partial(self._positions, embeds, x_FND.dtype))
+        tokens = [each for each in (embeds.cls_token, embeds.reg_token) if each is not None]
+        x_FLD = torch.cat([*(each.expand(x_FND.shape[0], -1, -1) for each in tokens), x_FND], 1)
+        normed: torch.Tensor = module.norm_pre(x_FLD)
         return normed
+
+    def _positions(self, embeds: Any, dtype: torch.dtype, num_rows: int, num_columns: int) -> torch.Tensor:
+        """Resize the table of positions to a grid, (1, N, D); timm's own code copies to the device for each size."""
+        sides = (num_rows, num_columns)
+        sizes = (max(sides),) * 2 if self.pos_embed_ar_preserving else sides
+        if self.factorized_pos_embed:
+            tables = (embeds.pos_embed_y, embeds.pos_embed_x)
+            y_1RD, x_1CD = (
+                _resize(table, (size,), mode="linear")[:, :side].to(dtype)
+                for table, size, side in zip(tables, sizes, sides, strict=True)
+            )
+            return (y_1RD[:, :, None] + x_1CD[:, None]).flatten(1, 2)
+        resized = _resize(embeds.pos_embed, sizes, **self._resizing)
+        return resized[:, :num_rows, :num_columns].flatten(1, 2).to(dtype)
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run blocks in order, without attention to padding; (F, L, D) to (F, L, D)."""
@@ -277,6 +298,15 @@ class NaFlexTower(TimmVisionTower):
         features = module.forward_features(patches, patch_coord=layout.coordinates(), patch_valid=is_patch)
         pooled: torch.Tensor = module.forward_head(**features, pre_logits=True)
         return pooled
+
+
+def _resize(table: torch.Tensor, sizes: tuple[int, ...], **settings: Any) -> torch.Tensor:
+    """Resize a table, (1, sides, D), to other sides in float32; one that has them is returned as it is."""
+    from torch.nn.functional import interpolate
+
+    if table.shape[1:-1] == sizes:
+        return table
+    return interpolate(table.movedim(-1, 1).float(), size=sizes, **settings).movedim(1, -1)
 
 
 def _read_siglip2(theirs: Any, names: frozenset[str], where: Path) -> NaFlexTower:

@@ -10,6 +10,7 @@ blocks, `D` width of the decoder.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from math import isqrt
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from shards.activations import TowerState
-    from shards.picture_layout import PictureTokens
+    from shards.picture_layout import PatchLayout, PictureTokens
 
 
 class PictureDecoderTower(VisionTower):
@@ -253,7 +254,8 @@ class PictureDecoderTower(VisionTower):
         inputs = self.num_inputs(layers.start), self.num_inputs(layers.stop)
         inside = ends[0] > self.first_decoder_layer, ends[1] > self.first_decoder_layer
         template = self.ids_before, self.ids_between, self.ids_after
-        return PictureTokens.of(rows, side, self.temporal_patch_size, template, inputs, is_inside=inside)
+        layout = PictureTokens.of(rows, side, self.temporal_patch_size, template, inputs, is_inside=inside)
+        return layout if inside[0] else replace(layout, patches=self._lay_out_patches(layout.grids, layers))
 
     def tokens_per_sequence(self, rows: Rows) -> torch.Tensor | None:
         """Count the patches of a picture or clip of each row, int64 (R,); a text's token counts as a square of them."""
@@ -334,6 +336,10 @@ class PictureDecoderTower(VisionTower):
     @abstractmethod
     def _layer_flops(self) -> list[float]:
         """Count the operations of each layer for one image."""
+
+    @abstractmethod
+    def _lay_out_patches(self, grids: torch.Tensor, layers: LayerRange) -> PatchLayout:
+        """Lay out the patches of pictures and clips, (F, 3), for the vision blocks and the merger, on the host."""
 
     @abstractmethod
     def _run_vision(

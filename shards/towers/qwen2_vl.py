@@ -10,6 +10,7 @@ and `Qwen2_5_VLModel`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -20,12 +21,16 @@ from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.towers.base import OneTowerImport, Shapes, linear_shapes, norm_shapes
 from shards.towers.from_transformers import check_settings, one_side
-from shards.towers.qwen3_vl import CHANNELS, Qwen3VlTower, check_vision_rope
+from shards.towers.qwen3_vl import CHANNELS, PatchPlaces, Qwen3VlTower, check_vision_rope
 from shards.towers.qwen3_vl_text import Qwen3VlTextTower, read_decoder
 from shards.towers.text_encoder import TextActivation
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
+
+    from shards.layouts import Move
 
 
 class Qwen2VlTextTower(Qwen3VlTextTower):
@@ -129,10 +134,30 @@ class Qwen2VlTower(Qwen3VlTower):
             require_multiple("intermediate_size", self.intermediate_size, "hidden_size", self.hidden_size)
         return self
 
+    def _lay_out_patches(self, grids: torch.Tensor, layers: LayerRange) -> PatchPlaces:
+        """Find the places of patches."""
+        del layers
+        return PatchPlaces.of(grids, self.spatial_merge_size, table=None)
+
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Embed patches; (N, values) to packed squares."""
         x_NV: torch.Tensor = module.patch_embed(self._in_time(values, layout))
         return x_NV.view(-1, self.square_width)
+
+
+@dataclass(frozen=True)
+class WindowedPatches(PatchPlaces):
+    """Where patches lie in their pictures, and in windows.
+
+    `order` int64 (M,) has the squares of patches in the order of windows, and `window_limits` is as `limits`.
+    """
+
+    order: torch.Tensor
+    window_limits: NDArray[np.int32]
+
+    def move_to(self, move: Move) -> Self:
+        """Move what the blocks need to their device."""
+        return replace(super().move_to(move), order=move(self.order))
 
 
 class Qwen25VlTower(Qwen2VlTower):
@@ -183,24 +208,25 @@ class Qwen25VlTower(Qwen2VlTower):
         blocks = tuple((each[0], len(each)) for each in (inside, whole) if each)
         return (*blocks, *super().kinds_of_layers[1:])
 
+    def _lay_out_patches(self, grids: torch.Tensor, layers: LayerRange) -> WindowedPatches:
+        """Find the places of patches, and the windows."""
+        from transformers.vision_utils import get_vision_window_index
+
+        del layers
+        side = self.spatial_merge_size
+        order, windows = get_vision_window_index(grids, side, self.window_size, self.patch_size)
+        return WindowedPatches.of(grids, side, table=None, order=order, window_limits=windows.numpy())
+
     def _run_vision(
         self, module: Any, layers: LayerRange, x_NV: torch.Tensor, inputs: list[torch.Tensor], layout: Any
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run blocks and merger in the order of windows; what goes in and out is in the order of squares."""
-        from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
-
-        order, windows = get_vision_window_index(
-            layout.grids, self.spatial_merge_size, self.window_size, self.patch_size
-        )
-        order = order.to(x_NV.device)
+        patches, order = layout.patches, layout.patches.order
         x_NV = self._reorder(x_NV, order)
-        if layers.start < self.depth:
-            places = get_vision_position_ids(layout.grids, self.spatial_merge_size).to(x_NV.device)
-            positions = tuple(self._reorder(each, order) for each in module.rotary_pos_emb(x_NV, places))
-            whole = get_vision_cu_seqlens(layout.grids)
-            for layer in range(layers.start, min(layers.stop, self.depth)):
-                limits = whole if layer in self.fullatt_block_indexes else windows
-                x_NV = module.blocks[layer](x_NV, cu_seqlens=limits, position_embeddings=positions)
+        positions = tuple(self._reorder(each, order) for each in module.rotary_pos_emb(x_NV, patches.places))
+        for layer in range(layers.start, min(layers.stop, self.depth)):
+            limits = patches.limits if layer in self.fullatt_block_indexes else patches.window_limits
+            x_NV = module.blocks[layer](x_NV, cu_seqlens=limits, position_embeddings=positions)
         if layers.stop > self.depth:
             return module.merger(x_NV)[order.argsort()], inputs
         return self._reorder(x_NV, order.argsort()), inputs

@@ -11,9 +11,11 @@ methods follow; the pooling is that of Qwen3-VL-Embedding's own script.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from importlib import import_module
+from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from shards.clip_sequence import SECONDS
 from shards.model_errors import ModelError
@@ -32,12 +34,43 @@ from shards.towers.picture_decoder import PictureDecoderTower, make_empty
 from shards.towers.qwen3_vl_text import Qwen3VlTextTower, read_decoder
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from shards.activations import TowerState
+    from shards.layouts import Move
 
 CHANNELS = 3
 ROPE_THETA = 10000.0  # of the vision blocks' rotary positions
+
+
+@dataclass(frozen=True)
+class PatchPlaces:
+    """Where patches lie in their pictures.
+
+    Attributes:
+        places: int64 (N, 2), row and column of each.
+        limits: int32 (T + 1,), on the host, where those of each of T frames begin, and the last ones end: without flash
+            attention the blocks read them as numbers.
+        table: entries of the position table, int64 (N, 4), and their weights, float32 (N, 4); None behind the front.
+    """
+
+    places: torch.Tensor
+    limits: NDArray[np.int32]
+    table: tuple[torch.Tensor, torch.Tensor] | None
+
+    @classmethod
+    def of(cls, grids: torch.Tensor, merge: int, **others: Any) -> Self:
+        """Find the places of patches in squares of `merge` x `merge`; `others` are the other fields."""
+        from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
+
+        return cls(get_vision_position_ids(grids, merge), get_vision_cu_seqlens(grids).numpy(), **others)
+
+    def move_to(self, move: Move) -> Self:
+        """Move what the blocks need to their device."""
+        table = self.table and (move(self.table[0]), move(self.table[1]))
+        return replace(self, places=move(self.places), table=table)
 
 
 class Qwen3VlTower(PictureDecoderTower):
@@ -150,20 +183,22 @@ class Qwen3VlTower(PictureDecoderTower):
         """Return the module itself: its linear layers are in blocks and mergers alone."""
         return module
 
-    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Embed patches and positions; (N, values) to packed squares."""
+    def _lay_out_patches(self, grids: torch.Tensor, layers: LayerRange) -> PatchPlaces:
+        """Find the places of patches, in front of the blocks in the position table, too."""
         from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
-        places, weights = get_vision_interpolation_indices_and_weights(
-            layout.grids,
-            num_grid_per_side=module.num_grid_per_side,
-            mode=module.interpolation_mode,
-            align_corners=module.interpolation_align_corners,
-            spatial_merge_size=self.spatial_merge_size,
-        )
-        places, weights = places.to(values.device), weights.to(values.device)
+        side, table = isqrt(self.num_position_embeddings), None
+        if layers.holds_front():
+            table = get_vision_interpolation_indices_and_weights(
+                grids, side, mode="bilinear", align_corners=True, spatial_merge_size=self.spatial_merge_size
+            )
+        return PatchPlaces.of(grids, self.spatial_merge_size, table=table)
+
+    def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
+        """Embed patches and positions; (N, values) to packed squares."""
+        entries, weights = layout.patches.table
         x_NV: torch.Tensor = module.patch_embed(self._in_time(values, layout))
-        positions_NV = (module.pos_embed(places) * weights[:, :, None]).sum(1)
+        positions_NV = (module.pos_embed(entries) * weights[:, :, None]).sum(1)
         placed: torch.Tensor = x_NV + positions_NV.to(x_NV.dtype)
         return placed.view(-1, self.square_width)
 
@@ -179,11 +214,7 @@ class Qwen3VlTower(PictureDecoderTower):
         self, module: Any, layers: LayerRange, x_NV: torch.Tensor, inputs: list[torch.Tensor], layout: Any
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run vision blocks and merger; (N, V) to (N, V), or behind the merger to (M, D)."""
-        from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
-
-        places = get_vision_position_ids(layout.grids, self.spatial_merge_size).to(x_NV.device)
-        # The limits of each picture stay on the host: without flash attention the blocks read them as numbers.
-        limits, positions = get_vision_cu_seqlens(layout.grids), module.rotary_pos_emb(x_NV, places)
+        limits, positions = layout.patches.limits, module.rotary_pos_emb(x_NV, layout.patches.places)
         for layer in range(layers.start, min(layers.stop, self.depth)):
             x_NV = module.blocks[layer](x_NV, cu_seqlens=limits, position_embeddings=positions)
             if layer in self.deepstack_visual_indexes:

@@ -1,11 +1,14 @@
 """What layers launch on a GPU, told without one: nothing that waits for it, and few operations for many rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from gpu_simulation import H100, MODELS, SimulatedGpu, caption_lengths, fused_attention, shard_of_shapes
 from library_versions import is_older
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from tower_checks import make_batch
 from tower_families import FAMILIES, beside_default, captions_for
 
@@ -13,13 +16,29 @@ from embedder.placement.device_settings import GPU_SETTINGS, group_costs
 from shards.activations import Batch, TowerState
 from shards.ranges import LayerRange
 from shards.shard import Shard
-from shards.shard_specs import ShardSpec, whole_model
-from shards.towers.naflex import NaFlexTower
+from shards.shard_specs import ShardSpec, specs_between, whole_model
+from shards.towers.picture_decoder import PictureDecoderTower
 from shards.towers.vit import VitTower
 
 GPU = torch.device("cuda")
-# Their positions are made within the layers, on the host, by the size of each image, and copied while they wait.
-WAITING = {"naflex", "embedding_gemma2", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+# Families whose images keep their proportions; on fake tensors they take seconds.
+WITH_GRIDS = [family for family in FAMILIES if "max_patches" in family.model_fields]
+
+
+class WithoutCopies(TorchDispatchMode):
+    """Mode that refuses copies between host and device: one waits for the other, as fake tensors don't say."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Refuse an operation with tensors on both; a number on the host is no copy beside a tensor on the device."""
+        found = func(*args, **(kwargs or {}))
+        given, made = (
+            [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+            for values in ((args, kwargs), found)
+        )
+        is_beside = any(each.is_cuda for each in given)
+        devices = {each.is_cuda for each in (*given, *made) if each.ndim or not is_beside}
+        assert len(devices) < 2, f"{func} copies between host and device"
+        return found
 
 
 def make_fake(module):
@@ -40,7 +59,9 @@ def compute_fake(config, spec, batch):
     with FakeTensorMode():
         make_fake(shard)
         shard.finish(GPU)
-        return shard.compute(arranged.move_to(lambda values: torch.empty(values.shape, dtype=values.dtype, device=GPU)))
+        moved = arranged.move_to(lambda values: torch.empty(values.shape, dtype=values.dtype, device=GPU))
+        with WithoutCopies():
+            return shard.compute(moved)
 
 
 def moves_fakes():
@@ -60,37 +81,56 @@ CAN_MOVE_FAKES = moves_fakes() or moves_fakes()
 needs_fakes = pytest.mark.skipif(not CAN_MOVE_FAKES, reason="this torch asks the driver where a fake tensor moves")
 
 
+@needs_fakes
+def test_a_copy_within_layers_is_refused():
+    with FakeTensorMode():
+        values, places = torch.ones(2, device=GPU), torch.ones(2, dtype=torch.int64)
+        for copy in (lambda: places.to(GPU), lambda: torch.tensor([1], device=GPU), values.cpu, lambda: values[places]):
+            with WithoutCopies(), pytest.raises(AssertionError, match="copies between host and device"):
+                copy()
+        with WithoutCopies():
+            assert (values * torch.tensor(2.0)).device.type == "cuda"
+
+
 @pytest.mark.skipif(is_older("torch", "2.14"), reason="which of the older ones can is not known")
 def test_fakes_are_moved_so_that_the_tests_below_are_not_skipped():
     assert CAN_MOVE_FAKES
 
 
+def name_of(family):
+    """Name of a family."""
+    return family.model_fields["family"].default
+
+
 @needs_fakes
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_fields["family"].default)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=pytest.mark.medium if each in WITH_GRIDS else ()) for each in FAMILIES],
+    ids=name_of,
+)
 def test_no_layer_waits_for_the_device(family):
     config = beside_default(family)
     batch = make_batch(config, captions_for(config))
-    if family.model_fields["family"].default in WAITING:
-        with pytest.raises(AssertionError, match="FakeTensors"):
-            compute_fake(config, whole_model(config), batch)
-        batch = Batch(None, batch.text)
     found = compute_fake(config, whole_model(config), batch)
-    for state in (found.vision, found.text):
-        assert state is None or (state.values.shape, state.values.device.type) == ((4, 24), "cuda")
+    for given, state in ((batch.vision, found.vision), (batch.text, found.text)):
+        shape = None if given is None else (int((given.lengths > 0).sum()), 24)
+        assert state is None or (state.values.shape, state.values.device.type) == (shape, "cuda")
 
 
 @needs_fakes
-def test_of_naflex_the_front_alone_waits():
-    config = beside_default(NaFlexTower)
-    pixels = make_batch(config, captions_for(config)).vision
-    lengths = pixels.grids.long().prod(1) + pixels.grids[:, 0] * config.vision.num_prefix_tokens
-    state = TowerState(torch.zeros(int(lengths.sum()), *config.vision.activation_shape()), lengths, pixels.grids)
-    for layers, shape in (
-        (LayerRange(1, 2), (int(lengths.sum()), 32)),
-        (LayerRange(1, 3), (int((lengths > 0).sum()), 24)),
-    ):
-        found = compute_fake(config, ShardSpec(layers, LayerRange(0, 0)), Batch(state, None))
-        assert (found.vision.values.shape, found.vision.values.device.type) == (shape, "cuda")
+@pytest.mark.medium
+@pytest.mark.parametrize("family", WITH_GRIDS, ids=name_of)
+def test_no_stage_of_one_layer_waits_with_pictures_and_clips_that_keep_their_proportions(family):
+    config = beside_default(family)
+    state = make_batch(config, []).vision.take(torch.tensor([0, 3]))  # the second has two frames
+    if isinstance(config.vision, PictureDecoderTower):
+        clip = [5, *(-1 - place for place in range(2 // config.vision.temporal_patch_size)), 7]
+        ids = torch.tensor([11, 12, *clip], dtype=torch.int32)
+        state = replace(state, text=TowerState(ids, torch.tensor([2, len(clip)])))
+    batch = Batch(state, None)
+    for spec in specs_between([(layer, 0) for layer in range(config.vision.num_layers + 1)]):
+        batch = compute_fake(config, spec, batch)
+    assert (batch.vision.values.shape, batch.vision.values.device.type) == ((2, 24), "cuda")
 
 
 @needs_fakes

@@ -189,7 +189,3 @@ def test_positions_are_the_same_without_timm_s_own_sum(model):
     with torch.no_grad():
         patches = tower.patch_embed(torch.randn(2, 3, 224, 224))
         np.testing.assert_array_equal(compat._sum_positions(tower, patches), compat.with_positions(tower, patches))
-
-
-def test_a_naflex_tower_without_places_for_positions_is_not_exported():
-    assert not compat.replace_naflex_positions(object(), print, print)
