@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -59,6 +59,7 @@ from embedder.steps.stage import INPUTS, cuda_problem
 from embedder.store.environment import RepeatingThread
 from harness import number, table
 from shards.activations import Batch, TowerState
+from shards.fresh import init_model
 from shards.model_config import ModelConfig
 from shards.plan import plan_placement
 from shards.planning.devices import DEVICES
@@ -67,19 +68,14 @@ from shards.planning.problem import make_problem
 from shards.shard import load_shard
 from shards.shard_specs import whole_model
 
-CAPTION_TOKENS = 16
-CPU_ROWS = 64
-WARM_CALLS = 2
+CAPTION_TOKENS, CPU_ROWS, WARM_CALLS = 16, 64, 2
 SIMULATED = {"H100": H100}
-SIMULATED_BLOCKS = 12
-MIN_BLOCK_S = 0.15
-"""Of the clock, for a block of a simulation: its own code takes some 0.02 s of the interpreter for each stage."""
-MIN_BLOCKS, MAX_BLOCKS = 12, 1000
+SIMULATED_BLOCKS, MIN_BLOCK_S = 12, 0.15  # of the clock: a stage's own code takes some 0.02 s of it
+MIN_BLOCKS, MAX_BLOCKS = 100, 1000
 SAMPLE_S = 0.1
 PATIENCE_S = 120
 
-Call = tuple[float, float, int]
-"""Start, seconds and rows of a stage's batch."""
+Call = tuple[float, float, int]  # start, seconds and rows of a stage's batch
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--simulated", choices=sorted(SIMULATED), help="name of a device")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement, about; simulated 6 or more")
     parser.add_argument("--photographs", type=Path, metavar="DIR", help="a folder of JPEGs; else the shipped emoji")
-    parser.add_argument("--num-files", type=int, default=12_000, help="pairs of the loop by hand and of the runs")
+    parser.add_argument("--num-files", type=int, default=12_000, help="pairs of the loop by hand and the runs, at most")
     options = parser.parse_args(arguments)
 
     if options.simulated:
@@ -160,8 +156,8 @@ def simulate(options: argparse.Namespace) -> None:
 
 def slow_motion(num_stages: int, block_s: float, seconds: float) -> float:
     """How many times longer all takes, so that a simulation with all its blocks takes so many seconds, or its least."""
-    in_flight = GPU_CALLS * num_stages
-    return max(MIN_BLOCK_S, seconds / (blocks_before(num_stages) + SIMULATED_BLOCKS + in_flight)) / block_s
+    num_blocks = blocks_before(num_stages) + SIMULATED_BLOCKS + GPU_CALLS * num_stages
+    return max(MIN_BLOCK_S, seconds / num_blocks) / block_s
 
 
 def predicted_rate(config: ModelConfig, device_name: str, num_stages: int, num_rows: int) -> float:
@@ -179,8 +175,6 @@ def predicted_rate(config: ModelConfig, device_name: str, num_stages: int, num_r
 @contextmanager
 def model_folder(options: argparse.Namespace, name: str | None) -> Iterator[Path]:
     """The folder that was asked for, or random weights of a published model."""
-    from shards.fresh import init_model
-
     if name not in MODELS:
         yield Path(options.model or DEMO_MODEL)
         return
@@ -211,16 +205,18 @@ def beside_by_hand(title: str, model: Path, options: argparse.Namespace) -> dict
         items = write_pairs(root / "items", options.num_files, pairs)
         side = library.model.config.vision_config.image_size
         files = Files(items, side, model / "tokenizer.json", library.num_tokens)
-        loop = loop_rate(library, files, options.batch_size, num_cpus())
+        loop = loop_rate(library, files, options.batch_size, num_cpus(), options.seconds)
+        for path in files.images[loop["num_rows"] :]:  # runs embed what the loop did
+            path.unlink()
+            path.with_suffix(".txt").unlink()
         del library
         if options.device == "cuda":
             torch.cuda.empty_cache()
         chosen = {"dtype": options.dtype, "device": options.device, "compile_": options.compile}
-        chosen["timeout_s"] = PATIENCE_S + 6 * options.seconds + options.num_files / 50
-        numbers = options.stages.split(",")
-        runs = {each: run_from_files(model, items, root / each, int(each), **chosen) for each in numbers}
+        chosen["timeout_s"] = PATIENCE_S + 6 * options.seconds
+        runs = {key: run_from_files(model, items, root / key, int(key), **chosen) for key in options.stages.split(",")}
     rows: list[tuple[str, ...]] = [("from files", "rows/s", "with start-up", "GPU busy", "watts", "idle by cause")]
-    rows.append(("loop by hand", number(loop["rows_per_s"], 0), number(options.num_files / loop["whole_s"], 0)))
+    rows.append(("loop by hand", number(loop["rows_per_s"], 0), number(loop["num_rows"] / loop["whole_s"], 0)))
     for each, run in runs.items():
         if "failed" in run:
             print(f"{each} stages: {run['failed']}", file=sys.stderr)
@@ -280,22 +276,19 @@ def measure(model: Model, rows: pa.Table, unsplit: float, num_stages: int, optio
     config = load_config(overrides=settings | {"device": options.device, "compile": options.compile})
     if options.device == "cuda":
         torch.cuda.empty_cache()
-    num_blocks = max(MIN_BLOCKS, int(unsplit * options.seconds / options.batch_size))
-    calls, memory_share = run_stages(config, model, rows, num_blocks)
-    while (window := common_window(calls)) is None:  # a stage that started late found the others' work done
-        if num_blocks >= MAX_BLOCKS:
-            raise SystemExit(f"{num_stages} stages never computed at the same time, in {num_blocks} blocks either")
-        num_blocks *= 4
-        calls, memory_share = run_stages(config, model, rows, num_blocks)
+    # More than pass in that time: a stage that starts late would find the others' work done.
+    num_blocks = min(MAX_BLOCKS, max(MIN_BLOCKS, int(4 * unsplit * options.seconds / options.batch_size)))
+    calls, memory_share = run_stages(config, model, rows, num_blocks, options.seconds)
+    if (window := common_window(calls)) is None:
+        raise SystemExit(f"{num_stages} stages never computed at the same time, in {num_blocks} blocks")
     rate, idle_share = rate_and_idle(calls, window)
     return Used(num_stages, rate, rate / unsplit, idle_share, memory_share)
 
 
 def run_stages(
-    config: RunConfig, model: Model, rows: pa.Table, num_blocks: int
+    config: RunConfig, model: Model, rows: pa.Table, num_blocks: int, seconds: float
 ) -> tuple[dict[str, list[Call]], float | None]:
-    """Send blocks through the stages of a run; gives each stage's batches, and the memory that they took."""
-    calls: dict[str, list[Call]] = {}
+    """Send blocks through the stages of a run until all have computed for so long; gives their batches and memory."""
     plan = make_plan(config.compute, model)
     store_bytes = ray_store_bytes(config.batch_size, model, plan, settings_of(config.compute.devices, model.config))
     session = ray_session(None, PATIENCE_S, store_bytes)
@@ -305,11 +298,20 @@ def run_stages(
             lambda _, rows=rows: rows, batch_format="pyarrow", batch_size=None, num_cpus=allocation.decode_cpus
         )
         embedded = through_stages(dataset, stage_specs(config.compute, model, plan, allocation), allocation)
-        for block in embedded.iter_batches(batch_format="pyarrow", batch_size=None):
-            for step in chain.from_iterable(block["trace"].drop_null().to_pylist()):
-                if step["step"].startswith("stage"):
-                    calls.setdefault(step["step"], []).append((step["started_s"], step["wall_s"], step["num_rows"]))
+        calls = calls_until(embedded.iter_batches(batch_format="pyarrow", batch_size=None), seconds)
     return calls, max(shares, default=None)
+
+
+def calls_until(blocks: Iterable[pa.Table], seconds: float) -> dict[str, list[Call]]:
+    """Each stage's batches, until all stages have computed at the same time for so long, or the blocks are through."""
+    calls: dict[str, list[Call]] = {}
+    for block in blocks:
+        for step in chain.from_iterable(block["trace"].drop_null().to_pylist()):
+            if step["step"].startswith("stage"):
+                calls.setdefault(step["step"], []).append((step["started_s"], step["wall_s"], step["num_rows"]))
+        if (window := common_window(calls)) is not None and window[1] - window[0] >= seconds:
+            break
+    return calls
 
 
 @contextmanager
@@ -335,6 +337,8 @@ def memory_taken() -> Iterator[list[float]]:
 def common_window(calls: dict[str, list[Call]]) -> tuple[float, float] | None:
     """From when each stage has computed some batches to when the first has run dry; None where there is none."""
     by_stage = [sorted(stage) for stage in calls.values()]
+    if min(map(len, by_stage), default=0) < WARM_CALLS:
+        return None
     start_s = max(stage[WARM_CALLS - 1][0] + stage[WARM_CALLS - 1][1] for stage in by_stage)
     stop_s = min(max(began_s + seconds for began_s, seconds, _ in stage) for stage in by_stage)
     return (start_s, stop_s) if stop_s > start_s else None

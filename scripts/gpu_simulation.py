@@ -64,8 +64,7 @@ class DeviceFigures:
     contended: float  # how many times longer a launch takes while two threads that launch have calls of a stage
 
 
-CAUSES = ("input", "copies", "launches")
-"""What a device waits for."""
+CAUSES = ("input", "copies", "launches")  # what a device waits for
 
 MAX_AHEAD_S = 0.005
 """How far a thread's simulated time may be ahead of the clock before it sleeps: many launches are one sleep."""
@@ -99,11 +98,6 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         """Let the work that follows begin when the event has come."""
         self.free_at = max(self.free_at, event.at_s)
-
-    def record_event(self) -> Event:
-        event = Event(self._gpu)
-        event.record(self)
-        return event
 
 
 class SimulatedGpu:
@@ -355,7 +349,6 @@ def shard_of_shapes(config: ModelConfig, spec: ShardSpec, dtype: str = "bfloat16
 
 
 def write_config(config: ModelConfig, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(config.to_json(), encoding="utf-8")
     return folder
 

@@ -130,8 +130,8 @@ class Files(Dataset):
         return pixels, torch.tensor(self.tokenizer.encode(caption).ids)
 
 
-def loop_rate(library: Library, files: Files, batch_size: int, num_workers: int) -> dict[str, float]:
-    """Pairs a second of a loop by hand after its first batch, seconds to that, and in all.
+def loop_rate(library: Library, files: Files, batch_size: int, num_workers: int, seconds: float) -> dict[str, float]:
+    """Pairs that a loop by hand did until so long after its first batch, their rate then, seconds to it, and in all.
 
     Workers read ahead while the first batch is computed, which flatters a loop of few batches.
     """
@@ -148,9 +148,12 @@ def loop_rate(library: Library, files: Files, batch_size: int, num_workers: int)
             pair = library.encode(moved.to(getattr(torch, library.dtype)), asked)
             vectors.append([torch.nn.functional.normalize(side.float(), dim=-1).cpu() for side in pair])
             marks.append((time.perf_counter() - started_s, len(pixels)))
+            if len(marks) > 1 and marks[-1][0] - marks[0][0] >= seconds:
+                break
     first_s, whole_s = marks[0][0], marks[-1][0]
     later = sum(number_of for _, number_of in marks[1:])
-    return {"rows_per_s": later / (whole_s - first_s) if later else None, "first_s": first_s, "whole_s": whole_s}
+    rate = later / (whole_s - first_s) if later else None
+    return {"rows_per_s": rate, "num_rows": marks[0][1] + later, "first_s": first_s, "whole_s": whole_s}
 
 
 @contextmanager

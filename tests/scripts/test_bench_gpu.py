@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import replace
+from itertools import count
 
+import pyarrow as pa
 import pytest
 import torch
 from gpu_simulation import SimulatedStage
-from gpu_yardsticks import idle_shares
+from gpu_yardsticks import Library, idle_shares, loop_rate
 from tower_families import beside_default
 
+from embedder.batch_schema import TRACE
 from shards.tokenizer import check_tokenizer, parse_tokenizer
 from shards.towers.vit import VitTower
 
@@ -36,6 +39,24 @@ def test_stages_that_never_computed_at_the_same_time_have_no_common_window(bench
     first = [(0.0, 1.0, 8), (1.0, 1.0, 8)]
     second = [(2.0, 1.0, 8), (3.0, 1.0, 8)]
     assert bench_gpu.common_window({"stage 0": first, "stage 1": second}) is None
+    assert bench_gpu.common_window({"stage 0": first[:1]}) is bench_gpu.common_window({}) is None
+
+
+def test_blocks_are_taken_until_all_stages_have_computed_for_the_time_asked_for(bench_gpu):
+    taken = []
+
+    def block(number):
+        taken.append(number)
+        steps = [{"step": "decode", "started_s": 0.0, "wall_s": 9.0, "num_rows": 8}]
+        for stage in range(3):
+            steps.append(steps[0] | {"step": f"stage {stage}", "started_s": number + stage / 3, "wall_s": 1 / 3})
+        return pa.table({"trace": pa.array([steps, None], TRACE)})
+
+    calls = bench_gpu.calls_until(map(block, count()), 5.0)
+    assert set(calls) == {"stage 0", "stage 1", "stage 2"}
+    start_s, stop_s = bench_gpu.common_window(calls)
+    assert (start_s, len(taken)) == (pytest.approx(2.0), 8) and 5.0 <= stop_s - start_s < 6.0
+    assert len(bench_gpu.calls_until(map(block, range(3)), 5.0)["stage 2"]) == 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -134,6 +155,24 @@ def test_the_same_code_runs_on_the_cpu(bench_gpu, capsys, monkeypatch, ray_clust
     for run in found["from_files"].values():
         assert run["rows_per_s"] > run["whole_rows_per_s"] > 0
         assert (run["gpu_busy"], run["watts"], run["idle"]) == (None, None, None)
+
+
+def test_a_loop_by_hand_ends_after_the_time_asked_for_and_counts_what_it_did():
+    encoded = []
+    library = Library(None, "float32", "cpu")
+    pairs = [(torch.zeros(3, 2, 2, dtype=torch.uint8), torch.tensor([number])) for number in range(7)]
+
+    def encode(self, pixels, token_ids):
+        encoded.extend(token_ids.flatten().tolist())
+        return pixels.flatten(1), token_ids
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Library, "encode", encode)
+        short, whole = (loop_rate(library, pairs, 2, 0, seconds) for seconds in (0.0, 1000.0))
+    assert encoded == [*range(4), *range(7)]
+    assert (short["num_rows"], whole["num_rows"]) == (4, 7)
+    for loop, later in ((short, 2), (whole, 5)):
+        assert loop["rows_per_s"] == pytest.approx(later / (loop["whole_s"] - loop["first_s"]))
 
 
 def test_idle_time_of_a_run_is_shared_out_by_cause():
