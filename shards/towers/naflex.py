@@ -163,7 +163,7 @@ class NaFlexTower(TimmVisionTower):
             table.data = table.data.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
 
     def filter_places(self, num_rows: int, num_columns: int) -> NDArray[np.int64]:
-        """Find the filters of each patch of a grid among those of `use_filters`, by row and column; (N, 2)."""
+        """Find the filters of each patch of a grid among those of `filtered_positions`, by row and column; (N, 2)."""
         sides = np.array([num_rows, num_columns])
         lengths = np.full(2, sides.max()) if self.pos_embed_ar_preserving else sides
         places = np.stack(np.divmod(np.arange(num_rows * num_columns), num_columns), 1)
