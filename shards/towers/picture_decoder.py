@@ -255,7 +255,9 @@ class PictureDecoderTower(VisionTower):
         inside = ends[0] > self.first_decoder_layer, ends[1] > self.first_decoder_layer
         template = self.ids_before, self.ids_between, self.ids_after
         layout = PictureTokens.of(rows, side, self.temporal_patch_size, template, inputs, is_inside=inside)
-        return layout if inside[0] else replace(layout, patches=self._lay_out_patches(layout.grids, layers))
+        if layers.start > self.depth:
+            return layout
+        return replace(layout, patches=self._lay_out_patches(layout.grids, layers))
 
     def tokens_per_sequence(self, rows: Rows) -> torch.Tensor | None:
         """Count the patches of a picture or clip of each row, int64 (R,); a text's token counts as a square of them."""

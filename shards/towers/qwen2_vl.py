@@ -223,10 +223,11 @@ class Qwen25VlTower(Qwen2VlTower):
         """Run blocks and merger in the order of windows; what goes in and out is in the order of squares."""
         patches, order = layout.patches, layout.patches.order
         x_NV = self._reorder(x_NV, order)
-        positions = tuple(self._reorder(each, order) for each in module.rotary_pos_emb(x_NV, patches.places))
-        for layer in range(layers.start, min(layers.stop, self.depth)):
-            limits = patches.limits if layer in self.fullatt_block_indexes else patches.window_limits
-            x_NV = module.blocks[layer](x_NV, cu_seqlens=limits, position_embeddings=positions)
+        if layers.start < self.depth:
+            positions = tuple(self._reorder(each, order) for each in module.rotary_pos_emb(x_NV, patches.places))
+            for layer in range(layers.start, min(layers.stop, self.depth)):
+                limits = patches.limits if layer in self.fullatt_block_indexes else patches.window_limits
+                x_NV = module.blocks[layer](x_NV, cu_seqlens=limits, position_embeddings=positions)
         if layers.stop > self.depth:
             return module.merger(x_NV)[order.argsort()], inputs
         return self._reorder(x_NV, order.argsort()), inputs
