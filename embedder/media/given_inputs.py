@@ -48,11 +48,12 @@ def file_or_content(image: "GivenImage", name: str = "image") -> Path | bytes:
     Raises an ArgumentTypeError for what can hold no image, a ConfigError for one that can't be used.
     """
     if isinstance(image, str | os.PathLike):
-        if _ADDRESS.match(found := os.fspath(image)):
+        path = Path(image)
+        if _ADDRESS.match(os.fspath(image)) and not path.exists():
             raise ConfigError(
-                f"{name} {found}: found an address, which isn't fetched; give the path of a file, or bytes"
+                f"{name} {image}: found an address, which isn't fetched; give the path of a file, or bytes"
             )
-        return Path(image)
+        return path
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if is_pillow_image(image):

@@ -163,3 +163,10 @@ def test_an_address_is_refused_as_one(address):
     with pytest.raises(ConfigError, match="found an address, which isn't fetched"):
         file_or_content(address)
     assert file_or_content("C:/x.png") == Path("C:/x.png")
+
+
+def test_a_file_in_a_folder_that_is_named_as_a_scheme_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ab:").mkdir()
+    (tmp_path / "ab:/x.png").touch()
+    assert file_or_content("ab:/x.png") == Path("ab:/x.png")
