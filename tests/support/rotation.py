@@ -38,10 +38,10 @@ def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
         items: all tests, in the order in which they were collected.
         rotation: any number, as that of a commit.
     """
-    slow = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("medium")]
+    in_turns = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("medium")]
     turns: list[list[pytest.Item]] = [[] for _ in range(ROTATIONS)]
     files: dict[str, list[pytest.Item]] = {}
-    for item in slow:
+    for item in in_turns:
         if ONE_RAY in item.nodeid:
             files.setdefault(item.nodeid.partition("::")[0], []).append(item)
     seconds = {path: SECONDS.get(path.rpartition("/")[2], OTHER_SECONDS) for path in files}
@@ -50,7 +50,7 @@ def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
         turn = taken.index(min(taken))
         turns[turn] += files[path]
         taken[turn] += seconds[path]
-    for number, item in enumerate(item for item in slow if ONE_RAY not in item.nodeid):
+    for number, item in enumerate(item for item in in_turns if ONE_RAY not in item.nodeid):
         turns[number % ROTATIONS].append(item)
     return [item for number, turn in enumerate(turns) if (number - rotation) % ROTATIONS for item in turn]
 
