@@ -25,7 +25,7 @@ CONFIGURATION = """
 expected-statuses = ["2xx", "3xx", "4xx", 503]
 """
 COUNT = re.compile(r'^embedder_request_seconds_count\{route="([^"]*)",status="(\d+)"\} (\S+)$', re.MULTILINE)
-GRACE_S, WORKERS = 120, "4"
+GRACE_S = 120
 SEARCH = {"queries": [{"text": "a"}], "k": 1}
 
 
@@ -59,7 +59,7 @@ def fuzz(asked: argparse.Namespace, url: str, parameters: str) -> bool:
         configuration.write_text(parameters + CONFIGURATION, encoding="utf-8")
         command = [Path(sys.executable).with_name("schemathesis"), "--config-file", configuration, "run"]
         command += [f"{url}/openapi.json", "--url", url, "--max-time", str(seconds), "--checks", CHECKS]
-        command += ["--workers", WORKERS, "--seed", str(asked.seed), "--continue-on-failure"]
+        command += ["--workers", "1", "--seed", str(asked.seed), "--continue-on-failure"]  # four: a tenth of requests
         command += ["--suppress-health-check", "all", "--warnings", "off", "--request-timeout", "60", "--no-color"]
         command += ["--generation-database", "none"]
         done = subprocess.run(command, cwd=folder, timeout=seconds + GRACE_S, check=False)

@@ -116,6 +116,8 @@ def exception_of(line: str) -> str | None:
 
 
 RUN = [(page, line) for page, line in EXAMPLES if exception_of(line) is None]
+LINES = {page: [line for place, line in RUN if place == page] for page, _ in RUN}
+"""Those of each page; they stay together, as later ones need what earlier ones made."""
 TOLD = re.compile(r"`(?:python )?(?:scripts/)?([\w/]+\.py) ([^`]+)`(?! of (?:\[?commit )?[0-9a-f]{7})")
 TOLD_SCRIPTS = [
     (page, *found)
@@ -227,16 +229,17 @@ def test_the_predictor_of_the_readme_takes_a_dataset_of_ray(ray_cluster, monkeyp
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("page", "line"), RUN, ids=[f"{page}: {line[:60]}" for page, line in RUN])
-def test_each_example_for_a_shell_runs(folder, page, line, monkeypatch, request):
+@pytest.mark.parametrize("page", LINES)
+def test_the_examples_of_a_page_for_a_shell_run(folder, page, monkeypatch, request):
     monkeypatch.chdir(folder)
     docs_world.settle(folder, page, PAGES[page])
-    if line.startswith("curl"):
-        check_answer(line, request.getfixturevalue("service"))
-    elif line.startswith("embedder serve"):
-        check_serves(line)
-    else:
-        run_command(line)
+    for line in LINES[page]:
+        if line.startswith("curl"):
+            check_answer(line, request.getfixturevalue("service"))
+        elif line.startswith("embedder serve"):
+            check_serves(line)
+        else:
+            run_command(line)
 
 
 def run_command(line):

@@ -24,11 +24,11 @@ def store(tmp_path_factory):
 def fuzz(store, folder):
     """Fuzz a server of the store; gives the exit status and what was found."""
     with running(store, cache_dir=folder) as url:
-        done = run_script("fuzz_serve.py", url, "--seconds", 16, timeout_s=200)
+        done = run_script("fuzz_serve.py", url, "--seconds", 20, timeout_s=200)
     return done.returncode, last_json(done), done.stdout
 
 
-def test_no_fault_is_found_in_a_quarter_of_a_minute(store, tmp_path):
+def test_no_fault_is_found_in_twenty_seconds(store, tmp_path):
     code, found, said = fuzz(store, tmp_path)
     assert code == 0, said[-3000:]
     assert found["faults"] == found["failed"] == 0
