@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import faiss
@@ -24,6 +23,7 @@ from index.vectors import Floats, Rows
 _NUM_TIMED_ROWS = 4096
 _NUM_TIMED_QUERIES = 50
 _NUM_ROUNDS = 4  # of queries, where indexes are compared
+_NUM_IN_TURN = 10
 # Without text queries, the cheapest settings are skipped: vectors of the table find each other at settings where
 # captions do not (HNSW of 100,000, ef_search 64: 1.00 for images, 0.92 for captions).
 _NUM_SKIPPED_WITHOUT_TEXTS = 2
@@ -85,9 +85,20 @@ class Meter:
                 break
         for level in levels:
             if enough := [point for point in points if point.recall_at_10 >= level]:
-                # While measuring, what is read stays in memory; later it may not.
-                return points, min(enough, key=lambda point: point.latency_ms + self.design.reads_ms(point.parameters))
+                return points, self._find_fastest(enough, ground_truth)
         return points, max(points, key=lambda point: (point.recall_at_10, -point.latency_ms))
+
+    def _find_fastest(self, points: Sequence[Point], ground_truth: GroundTruth) -> Point:
+        """Return the fastest point, timed once more in turns: its own time may be of a moment when all was slow."""
+        if len(points) == 1:
+            return points[0]
+        times_ms = compare_ms([(self, point.parameters) for point in points], ground_truth)
+        timed = [
+            point.model_copy(update={"latency_ms": round(time_ms, 5)})
+            for point, time_ms in zip(points, times_ms, strict=True)
+        ]
+        # While measuring, what is read stays in memory; later it may not.
+        return min(timed, key=lambda point: point.latency_ms + self.design.reads_ms(point.parameters))
 
     def tune_from(
         self, ground_truth: GroundTruth, before: Parameters | None, target: float
@@ -111,21 +122,47 @@ class Meter:
         chance = CHANCE * math.sqrt(MAX_MEASURED / max(1, len(ground_truth.queries.vectors)))
         margin = min(chance, (1 - target) / 2)
         points, best = self.tune(ground_truth, target, margin)
-        name = next(iter(best.parameters), None)
-        if name is None or best.recall_at_10 < target or ground_truth.queries.kind == SAMPLED:
+        if best.recall_at_10 < target or ground_truth.queries.kind == SAMPLED:
             return points, best
         level = target + margin if best.recall_at_10 >= target + margin else target
-        low, high = best.parameters[name] // 2, best.parameters[name]
-        for _ in range(_NUM_HALVED):
-            tried = (low + high) // 2
-            if tried in (low, high):
-                break
-            points.append(self.point(ground_truth, best.parameters | {name: tried}))
-            if points[-1].recall_at_10 >= level:
-                high, best = tried, min(best, points[-1], key=lambda point: point.latency_ms)
-            else:
-                low = tried
+        for name in best.parameters:
+            low, high = best.parameters[name] // 2, best.parameters[name]
+            for _ in range(_NUM_HALVED):
+                tried = (low + high) // 2
+                if tried in (low, high):
+                    break
+                points.append(self.point(ground_truth, best.parameters | {name: tried}))
+                if points[-1].recall_at_10 >= level:
+                    high, best = tried, self._find_fastest([best, points[-1]], ground_truth)
+                else:
+                    low = tried
         return points, best
+
+    def share_at_target(
+        self, points: Iterable[Point], chosen: Point, ground_truth: GroundTruth, target: float
+    ) -> float:
+        """Estimate the share of its latency with which `chosen` would just reach the target.
+
+        It lies between `chosen` and the next lower effort of `points`. Efforts are measured in steps, and one design
+        may find far more than the target with the first that reaches it, another just as much. What isn't found is
+        taken to fall geometrically with time.
+        """
+        name = next(iter(chosen.parameters), None)
+        others = {key: value for key, value in chosen.parameters.items() if key != name}
+        below = [
+            point
+            for point in points
+            if point.recall_at_10 < target
+            and {key: value for key, value in point.parameters.items() if key != name} == others
+        ]
+        if not below or not target < chosen.recall_at_10 < 1:
+            return 1.0
+        lower = max(below, key=lambda point: point.recall_at_10)
+        lower_ms, chosen_ms = compare_ms([(self, lower.parameters), (self, chosen.parameters)], ground_truth)
+        missing = [1 - lower.recall_at_10, 1 - target, 1 - chosen.recall_at_10]
+        share = math.log(missing[0] / missing[1]) / math.log(missing[0] / missing[2])
+        lower_share = min(1.0, lower_ms / chosen_ms)
+        return lower_share + share * (1 - lower_share)
 
     def judge(self, chosen: Point, ground_truth: GroundTruth, target: float) -> Point:
         """Measure chosen search parameters on queries that they were not chosen by; raise them if they miss the target.
@@ -168,9 +205,13 @@ class Meter:
         if not self.design.is_exact:
             recall = measure_recall(ground_truth, lambda queries, k: self.find(queries, k, shallower), self.vectors_of)
         timed = ground_truth.queries.vectors[:_NUM_TIMED_QUERIES]
-        times_s = _times_s(lambda query: self.find(query[None], NUM_NEIGHBOURS, parameters), timed)
+        times_s = self.times_s(timed, parameters)
         latency_ms = statistics.median(times_s) * 1000 if times_s else 0.0
         return Point(parameters=parameters, recall_at_10=recall, latency_ms=round(latency_ms, 5))
+
+    def times_s(self, queries: Floats, parameters: Parameters) -> list[float]:
+        """Measure the seconds of each of some queries (Q, E), alone on one thread."""
+        return _times_s(lambda query: self.find(query[None], NUM_NEIGHBOURS, parameters), queries)
 
     def find(self, queries: Floats, k: int, parameters: Parameters) -> tuple[Floats, Rows]:
         """Search the index, as `faiss_search.search` does; of fewer than k rows, all are found."""
@@ -186,45 +227,30 @@ class Meter:
         return round(min(times_s) / selector.num_rows * 1e6, 5)
 
 
-def compare_ms(indexes: Sequence[tuple[Meter, Parameters]], ground_truth: GroundTruth) -> list[float]:
+def compare_ms(
+    indexes: Sequence[tuple[Meter, Parameters]], ground_truth: GroundTruth, *, least_s: float = 0.0
+) -> list[float]:
     """Measure the milliseconds of a query of several indexes on one thread, each with its search parameters.
 
-    Each query asks all of them, one after the other, because a machine that others use may be half as fast for some
-    seconds; of a few rounds, the fastest counts.
+    They take turns, each with ten queries, because a machine that others use may be half as fast for some seconds, or
+    for a moment; with a query each, they would evict each other from the cache, as nothing does while one index is
+    searched. What counts is the median of how each turn of an index compares with those of all at the same queries.
+
+    Args:
+        indexes: what is compared.
+        ground_truth: has the queries.
+        least_s: seconds that are measured for at least, beside a few rounds.
     """
     queries = ground_truth.queries.vectors[:_NUM_TIMED_QUERIES]
-    rounds = []
-    for _ in range(_NUM_ROUNDS):
-        times_s = [_times_s(partial(_ask, query[None]), indexes) for query in queries]
-        rounds.append(np.median(times_s, axis=0))
-    return [1000 * float(each) for each in np.min(rounds, axis=0)]
-
-
-def estimate_latency(points: Iterable[Point], chosen: Point, target: float) -> float:
-    """Estimate the milliseconds at which the target is just reached: between `chosen` and the next lower effort.
-
-    Efforts are measured in steps, and one design may find far more than the target with the first that reaches it,
-    another just as much. What isn't found is taken to fall geometrically with time.
-    """
-    name = next(iter(chosen.parameters), None)
-    others = {key: value for key, value in chosen.parameters.items() if key != name}
-    below = [
-        point
-        for point in points
-        if point.recall_at_10 < target
-        and point.latency_ms < chosen.latency_ms
-        and {key: value for key, value in point.parameters.items() if key != name} == others
-    ]
-    if not below or not target < chosen.recall_at_10 < 1:
-        return chosen.latency_ms
-    lower = max(below, key=lambda point: point.recall_at_10)
-    missing = [1 - lower.recall_at_10, 1 - target, 1 - chosen.recall_at_10]
-    share = math.log(missing[0] / missing[1]) / math.log(missing[0] / missing[2])
-    return lower.latency_ms + share * (chosen.latency_ms - lower.latency_ms)
-
-
-def _ask(query: Floats, asked: tuple[Meter, Parameters]) -> None:
-    asked[0].find(query, NUM_NEIGHBOURS, asked[1])
+    rounds: list[list[list[float]]] = []
+    until_s = time.monotonic() + least_s
+    while len(rounds) < _NUM_ROUNDS or time.monotonic() < until_s:
+        turns = np.array_split(queries, max(1, len(queries) // _NUM_IN_TURN))
+        rounds.append([[statistics.median(each.times_s(turn, to)) for each, to in indexes] for turn in turns])
+    times_ms = 1000 * np.array(rounds)  # (rounds, turns, indexes)
+    of_all_ms = np.exp(np.log(times_ms).mean(axis=2))
+    relative = np.median(times_ms / of_all_ms[:, :, None], axis=(0, 1))
+    return [float(each) for each in relative * np.median(of_all_ms, axis=1).min()]
 
 
 def _times_s(run: Callable[[Any], object], arguments: Iterable[Any]) -> list[float]:

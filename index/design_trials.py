@@ -23,7 +23,7 @@ import faiss
 import numpy as np
 
 from index import disk_build, faiss_build
-from index.autotune import Meter, compare_ms, estimate_latency
+from index.autotune import Meter, compare_ms
 from index.designs import Design, Kind, candidate_designs, count_lists, count_part_lists
 from index.disk_index import DiskIndex
 from index.held_out_queries import SAMPLING_SEED, sampled_queries
@@ -47,6 +47,7 @@ _GROWTH: dict[Kind, float] = {"flat": 1.0, "ivf": 0.4, "hnsw": 0.4}
 _SMALL_CODES_DEPTH, _DEPTH = 0.75, 0.5
 _SLOWER = 5.0  # times the fastest: what is slower is not measured again
 _KEPT_SAMPLES = 4  # times the sample's bytes: built designs that are kept to be measured again
+_COMPARED_S = 0.2  # that the fastest are compared for, at least: quick ones are asked in a moment, which may be slow
 _SLOW = 2.0  # times the latency asked for, or of exact search: beyond that, no further effort is measured
 
 # Shares of the queries' second moment that a width may keep: the lower lose something, which re-ranking recovers.
@@ -175,12 +176,12 @@ class DesignTrials:
         """Build a design with fewer lists, and measure the cheapest search parameters that reach the recall."""
         LOG.info(f"measuring {design} on {vectors_text(self._sample.num_vectors)}")
         with self._build(design) as (on_sample, index, build_s):
-            share = self._sample.num_vectors / self._num_vectors
+            of_table = self._sample.num_vectors / self._num_vectors
             limit_ms = _SLOW * self._exact_ms
             if self._latency_ms is not None:
-                limit_ms = _SLOW * self._latency_ms * share ** _GROWTH[design.kind]
+                limit_ms = _SLOW * self._latency_ms * of_table ** _GROWTH[design.kind]
             is_coarse = design.has_small_codes and design.projection is None
-            depth = share ** (_SMALL_CODES_DEPTH if is_coarse else _DEPTH)
+            depth = of_table ** (_SMALL_CODES_DEPTH if is_coarse else _DEPTH)
             meter = Meter(index, on_sample, self._sample.take, depth=depth, limit_ms=limit_ms)
             lost = self._rounding_lost(design)
             # Finer steps make lists of whole vectors look faster on a sample than they are.
@@ -191,7 +192,8 @@ class DesignTrials:
                 self._exact_ms = point.latency_ms
             measured = {"recall_at_10": max(0.0, point.recall_at_10 - lost)}
             if design.has_projected_codes:
-                measured["latency_ms"] = round(estimate_latency(points, point, target), 5)
+                share = meter.share_at_target(points, point, self._ground_truth, target)
+                measured["latency_ms"] = round(share * point.latency_ms, 5)
             trial = _trial(design, index, point.model_copy(update=measured), build_s, self._num_vectors)
         if not design.on_disk:
             self._keep(trial, point, meter)
@@ -207,7 +209,7 @@ class DesignTrials:
         found: dict[str, DesignTrial] = {}
         if len(compared) > 1:
             indexes = [(self._kept[trial.design].meter, trial.parameters) for trial in compared]
-            times_ms = compare_ms(indexes, self._ground_truth)
+            times_ms = compare_ms(indexes, self._ground_truth, least_s=_COMPARED_S)
             for trial, latency_ms in zip(compared, times_ms, strict=True):
                 found[trial.design] = _with_latency(trial, latency_ms * self._kept[trial.design].share)
         self._kept.clear()

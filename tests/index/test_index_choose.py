@@ -375,7 +375,7 @@ def test_where_what_kept_the_latency_misses_it_when_compared_the_others_are_meas
     answers, projections = find_ground_truth(table, split.tuned), Projections(split.learned, table)
     rounds = []
 
-    def compare_ms(indexes: list[tuple[Meter, object]], _: object) -> list[float]:
+    def compare_ms(indexes: list[tuple[Meter, object]], _: object, *, least_s: float) -> list[float]:
         rounds.append(len(indexes))
         return [1e6 if len(rounds) == 1 else 0.01] * len(indexes)
 
@@ -404,7 +404,7 @@ def test_designs_that_were_measured_while_the_machine_was_slow_are_compared_as_i
         for design in ("Flat", WEIGHTED, "SQfp16"):
             with monkeypatch.context() as patched:
                 if design == slow:
-                    patched.setattr("index.autotune.time.perf_counter", lambda now=time.perf_counter: 2.5 * now())
+                    patched.setattr("index.autotune.time.thread_time", lambda now=time.thread_time: 2.5 * now())
                 found.append(trials.measure(parse_design(design)))
         measured_ms[slow] = {trial.design: trial.latency_ms for trial in found}
         return {trial.design: trial for trial in trials.compare(found)}

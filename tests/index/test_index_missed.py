@@ -10,7 +10,7 @@ import pytest
 from index_samples import Build, make_images_and_captions, make_vectors
 
 import index.build as building
-from index.autotune import Meter, estimate_latency
+from index.autotune import Meter
 from index.constraints import Constraints, excess
 from index.designs import Parameters, parse_design
 from index.held_out_queries import CAPTIONS, RecallQueries
@@ -18,7 +18,7 @@ from index.index_errors import ConstraintsMissedError
 from index.manifest import Point
 from index.recall import GroundTruth, find_ground_truth
 from index.search import open_index
-from index.vectors import VectorTable
+from index.vectors import Floats, VectorTable
 
 IMPOSSIBLE = Constraints(latency_ms=1e-6)
 
@@ -118,6 +118,9 @@ class LevellingOff(Meter):
         below = max((each for each in self.recalls if each <= effort), default=16)
         return Point(parameters=parameters, recall_at_10=self.recalls[below], latency_ms=effort / 100)
 
+    def times_s(self, queries: Floats, parameters: Parameters) -> list[float]:
+        return [parameters["ef_search"] / 100_000] * len(queries)
+
 
 def test_an_effort_beyond_the_target_is_not_paid_for_where_recall_levels_off(build: Build) -> None:
     images, captions = make_images_and_captions(300, 40)
@@ -129,7 +132,9 @@ def test_an_effort_beyond_the_target_is_not_paid_for_where_recall_levels_off(bui
     assert meter.tune_finely(asked, 0.99)[1].recall_at_10 == 0.9534
 
 
-def test_a_recall_beyond_the_target_counts_for_a_latency_below_that_of_the_step_measured() -> None:
+def test_a_recall_beyond_the_target_counts_for_a_latency_below_that_of_the_step_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     steps = [
         Point(parameters={"nprobe": nprobe, "k_factor": factor}, recall_at_10=recall, latency_ms=latency_ms)
         for nprobe, factor, recall, latency_ms in [
@@ -139,13 +144,23 @@ def test_a_recall_beyond_the_target_counts_for_a_latency_below_that_of_the_step_
             (8, 4, 0.95, 1),
         ]
     ]
-    assert estimate_latency(steps, steps[1], 0.95) == pytest.approx(1.5), (
-        "half of the way: 0.1, 0.05, 0.025 are missing"
+    images, captions = make_images_and_captions(300, 40)
+    table = VectorTable(len(images), images.shape[1], images)
+    asked = find_ground_truth(table, RecallQueries(captions, CAPTIONS))
+    meter = Meter(faiss.IndexFlatIP(images.shape[1]), parse_design("HNSW32,Flat"), table.take)
+    times_ms = {str(step.parameters): step.latency_ms for step in steps}
+    monkeypatch.setattr(
+        "index.autotune.compare_ms", lambda compared, _: [times_ms[str(parameters)] for _, parameters in compared]
     )
-    assert estimate_latency(steps, steps[1], 0.9001) == pytest.approx(1.0, abs=0.01)
-    assert estimate_latency(steps[1:], steps[1], 0.95) == 2.0, "other factors tell nothing"
-    assert estimate_latency(steps, steps[3], 0.95) == 1
-    assert estimate_latency(steps, steps[0], 0.95) == 1.0, "it misses"
+
+    def share(points: list[Point], chosen: Point, target: float) -> float:
+        return meter.share_at_target(points, chosen, asked, target)
+
+    assert share(steps, steps[1], 0.95) == pytest.approx(0.75), "half of the way: 0.1, 0.05, 0.025 are missing"
+    assert share(steps, steps[1], 0.9001) == pytest.approx(0.5, abs=0.01)
+    assert share(steps[1:], steps[1], 0.95) == 1.0, "other factors tell nothing"
+    assert share(steps, steps[3], 0.95) == 1.0
+    assert share(steps, steps[0], 0.95) == 1.0, "it misses"
 
 
 def test_the_nearest_is_the_one_that_exceeds_its_limits_by_the_smallest_factor() -> None:

@@ -129,22 +129,21 @@ def test_where_small_codes_promise_too_much_another_design_keeps_the_latency(bui
     assert manifest.latency_ms <= 2.0
 
 
-def fastest_ms(indexes: dict[str, Index], queries: np.ndarray) -> dict[str, float]:
-    """Measure a query of each index, in turns: the least of five medians, as other processes only slow it down.
+def times_beside(chosen: str, indexes: dict[str, Index], queries: np.ndarray) -> dict[str, float]:
+    """Measure a query of each index in times that of the chosen one: the median of a hundred turns of ten queries.
 
-    Each query asks all of them, one after the other: a machine that is slow for a second is slow for all.
+    A machine that is slow for a moment is slow for neighbours; with turns of one query they would evict each other's
+    cache.
     """
-    times: dict[str, list[float]] = {name: [] for name in indexes}
+    found: dict[str, list[float]] = {name: [] for name in indexes}
     for _ in range(5):
-        found: dict[str, list[float]] = {name: [] for name in indexes}
-        for query in queries:
+        for first in range(0, len(queries), 10):
             for name, index in indexes.items():
                 started = time.thread_time()
-                index.search(query[None], 10, num_threads=1)
+                for query in queries[first : first + 10]:
+                    index.search(query[None], 10, num_threads=1)
                 found[name].append(time.thread_time() - started)
-        for name, each in found.items():
-            times[name].append(float(np.median(each)) * 1000)
-    return {name: min(each) for name, each in times.items()}
+    return {name: float(np.median(np.divide(each, found[chosen]))) for name, each in found.items()}
 
 
 @pytest.mark.slow
@@ -168,5 +167,5 @@ def test_no_candidate_that_is_built_whole_is_much_faster_than_the_chosen_one(
         if manifest.recall_at_10 >= 0.95 or manifest.design == chosen
     }
     assert indexes[chosen].manifest.recall_at_10 >= 0.95
-    times_ms = fastest_ms(indexes, captions[2000:])
-    assert min(times_ms.values()) >= 0.8 * times_ms[chosen], times_ms
+    times = times_beside(chosen, indexes, captions[2000:])
+    assert min(times.values()) >= 0.8, times
