@@ -98,6 +98,7 @@ def write_image(number):
     return [Path("query.png")]
 
 
+@pytest.mark.medium
 def test_images_are_drawn_later_within_the_same_limits(folder, server, monkeypatch):
     write(server.add_images(3))
     run(PRIVATE[0])
@@ -194,6 +195,7 @@ def test_an_address_that_fails_costs_its_row_alone_and_has_its_reason(folder, se
     assert [path for path in server.paths if path == "/gone.png"] == ["/gone.png"]
 
 
+@pytest.mark.medium
 def test_without_leave_nothing_private_is_reached_and_the_cure_is_named(folder, server):
     write(server.add_images(3))
     ended = run_here(*OPEN[0][1:])

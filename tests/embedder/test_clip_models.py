@@ -178,6 +178,7 @@ def test_blocks_and_batches_count_all_frames_of_a_clip(model):
     assert rows * 16 * 324 * 768 * 2 <= GPU_SETTINGS.max_batch_bytes < 2 * rows * 16 * 324 * 768 * 2
 
 
+@pytest.mark.medium
 def test_a_plan_and_a_check_of_its_stages_take_clips(make_run, model, source, tmp_path, run_embedder):
     code, plan, _ = run_embedder(
         "plan", "--model", model, "--stages", "3", "--estimate", "--json", "--out", tmp_path / "plan.json"

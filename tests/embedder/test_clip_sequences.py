@@ -242,6 +242,7 @@ def test_more_frames_than_the_model_takes_are_refused(make_run, families, tmp_pa
         spec_of(make_run, families("qwen3_vl"), tmp_path, 65)
 
 
+@pytest.mark.medium
 def test_places_of_other_frames_are_refused(make_run, families, tmp_path):
     clips = families("qwen3_vl")
     rows = decoded(spec_of(make_run, clips, tmp_path), write_video(tmp_path / "clip.mkv", make_frames()))
@@ -268,6 +269,7 @@ def split_processors(checkpoint, folder):
     return video
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "odd", [{"image_mean": 0.5}, {"image_std": "x"}, {"size": 224}, {"size": [1, 2]}, {"max_frames": True}]
 )
@@ -279,6 +281,7 @@ def test_settings_that_fit_no_form_of_a_clip_leave_the_mean_of_frames(families, 
         assert (found.preprocess.clips is not None) is has_form
 
 
+@pytest.mark.medium
 def test_the_record_of_an_import_names_the_files_that_the_form_of_a_clip_is_of(families, tmp_path):
     video, folder = split_processors(families("qwen3_vl").checkpoint, tmp_path / "checkpoint"), tmp_path / "checkpoint"
 

@@ -75,6 +75,7 @@ def test_a_text_model_embeds_captions_and_finds_them_by_texts(make_run, models, 
     assert (code, len(error.strip().splitlines())) == (2, 1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("side", ["vision", "text"])
 def test_its_stages_are_verified_and_its_folder_is_described(make_run, models, source, run_embedder, side):
     found = verify(make_run(source, model=str(models[side]), num_stages=2))
@@ -87,6 +88,7 @@ def test_its_stages_are_verified_and_its_folder_is_described(make_run, models, s
     assert (code, len(plan["stages"])) == (0, 2)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("side", ["vision", "text"])
 def test_its_index_and_evaluation(make_run, models, source, run_embedder, side, tmp_path):
     run = make_run(source, model=str(models[side]), max_reject_fraction=0.9)

@@ -96,6 +96,7 @@ def test_importing_the_package_imports_no_module_of_it_but_its_version():
     subprocess.run([sys.executable, "-c", FRESH], check=True, timeout=60)
 
 
+@pytest.mark.medium
 def test_a_store_is_embedded_refreshed_indexed_evaluated_and_searched_from_python(make_run, tmp_path, caplog):
     folder = samples.folder(tmp_path / "in", num_images=12, num_clips=0)
     config = make_run(folder)

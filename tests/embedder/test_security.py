@@ -109,6 +109,7 @@ def test_videos_are_opened_with_lists_of_formats_and_protocols(tmp_path, monkeyp
         options["io_open"]("other.mp4", 0, {})
 
 
+@pytest.mark.medium
 def test_videos_are_opened_in_one_place():
     assert [where.split(":")[0] for where, _, _ in calls("av.open")] == ["embedder/media/videos.py"]
 

@@ -205,6 +205,7 @@ def test_directions_are_those_in_which_texts_vary() -> None:
     assert QueryDirections(make_vectors(5000, 64)).useful_widths() == ()
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_table_too_large_for_exact_search_gets_what_measures_best(
     build: Build, monkeypatch: pytest.MonkeyPatch, said: list[str]
@@ -225,6 +226,7 @@ def test_a_table_too_large_for_exact_search_gets_what_measures_best(
     assert share_found(open_index(out).search(captions[::2], 10).rows, exact_rows(captions[::2], images)) >= 0.95
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("measure_all", [False, True])
 def test_a_small_table_is_searched_exactly_and_all_is_measured_on_demand(build: Build, measure_all: bool) -> None:
     queries = make_vectors(100, seed=2)
@@ -289,6 +291,7 @@ def test_measuring_ends_where_no_other_can_be_better(
     assert may_stop(measured, screened, following, SCREENED[following].expected_bytes, constraints) == stops
 
 
+@pytest.mark.medium
 def test_where_a_latency_is_asked_for_only_those_up_to_twice_the_smallest_that_keeps_it_are_measured(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,6 +432,7 @@ def test_where_the_fastest_is_wanted_a_smaller_one_must_be_as_fast() -> None:
     assert rank([FLAT, GRAPH, slower], Constraints()) == [slower, GRAPH, FLAT], "a graph is larger than the vectors"
 
 
+@pytest.mark.medium
 def test_where_codes_of_4_bits_of_projections_keep_the_recall_little_else_is_measured(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_without_a_limit_exact_search_ends_the_misses(build: Build, monkeypatch:
     assert len(measured) == 3, "at most four indexes are built"
 
 
+@pytest.mark.medium
 def test_a_recall_that_only_exact_search_reaches_is_reached(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index.constraints.DEFAULT_LATENCY_MS", 1e-6)
     _, manifest = build(
@@ -94,6 +95,7 @@ def test_a_recall_that_only_exact_search_reaches_is_reached(build: Build, monkey
     assert (manifest.recall_at_10, manifest.missed) == (1.0, None)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("on_missed", ["publish", "fail"])
 def test_exact_search_that_misses_a_latency_is_no_way_out(
     build: Build, monkeypatch: pytest.MonkeyPatch, on_missed: str

@@ -42,6 +42,7 @@ def in_parts(template, table, folder):
     return out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("design", MERGED)
 def test_parts_merged_are_the_file_of_one_go(design, table, tmp_path):
     with faiss_build.threads(1):

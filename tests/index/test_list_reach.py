@@ -72,6 +72,7 @@ def test_constant_numbers_and_the_levels_of_their_codes_add_up_to_the_same_for_a
     np.testing.assert_allclose(constant.sum(axis=1) + coded.sum(axis=1), NUM_CONSTANT, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_where_clusters_differ_in_width_half_of_the_lists_find_as_much(
     uneven: tuple[np.ndarray, np.ndarray],
 ) -> None:

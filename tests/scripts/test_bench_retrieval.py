@@ -7,6 +7,8 @@ from retrieval_peers import recall_by_score
 from script_runs import found_by
 from vector_shapes import make_shape
 
+pytestmark = pytest.mark.medium
+
 NUM_IMAGES, DIM = 1500, 16
 
 

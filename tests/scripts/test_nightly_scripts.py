@@ -34,6 +34,7 @@ def fake_embedder(tmp_path):
     return call
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("body", "code", "num_calls"),
     [
@@ -49,6 +50,7 @@ def test_only_what_passes_by_itself_is_tried_again(fake_embedder, body, code, nu
     assert (found, len(calls)) == (code, num_calls), output
 
 
+@pytest.mark.medium
 def test_options_after_the_dashes_go_to_the_refresh(fake_embedder):
     _, _, calls = fake_embedder("sys.exit(0)", "--", "--max-hours", "6", "--retry-rejects")
     assert calls == ["refresh nightly.toml --max-hours 6 --retry-rejects"]

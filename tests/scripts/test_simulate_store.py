@@ -23,6 +23,7 @@ def test_interrupted_writers_break_no_invariant_where_rows_are_marked():
     assert (code, result["schedules"], result["violations"]) == (0, 500, 0), output
 
 
+@pytest.mark.medium
 def test_every_planted_fault_has_a_name_and_a_description():
     code, result, output = simulate("--list-faults")
     assert code == 0 and len(result["faults"]) >= 20 and len(set(result["faults"])) == len(result["faults"])

@@ -109,6 +109,7 @@ def assert_same_features(folder, model, tokenizer):
     assert_close(found[1], expected[1], atol=2e-6, rtol=0)
 
 
+@pytest.mark.medium
 def test_shards_of_an_imported_model_give_transformers_own_features(checkpoint, tmp_path):
     folder, model, tokenizer = checkpoint
     config = import_transformers(folder, tmp_path / "out")

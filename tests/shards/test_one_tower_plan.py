@@ -95,6 +95,7 @@ def test_parameters_of_the_published_sizes_are_transformers_own(size, tmp_path):
     assert abs(weight_bytes(config, whole_model(config), "bfloat16") / (2 * found) - 1) < 1e-3  # norms are float32
 
 
+@pytest.mark.medium
 def test_the_8b_model_on_two_and_eight_devices_of_24_gb_is_as_computed_by_hand(tmp_path):
     config = config_of("8B", tmp_path)
     # By hand: 8,144,793,840 values; a decoder layer 4096 x (2 x 4096 + 2 x 1024 + 3 x 12288) + norms = 192,946,432,
@@ -131,6 +132,7 @@ def test_a_picture_with_its_caption_holds_both_at_once(tmp_path):
     assert stages[1].memory_bytes - stages[0].memory_bytes == problems[0].rows_per_batch * smaller > 0
 
 
+@pytest.mark.medium
 def test_a_model_larger_than_a_device_is_cut_and_no_layer_is_held_twice(tmp_path):
     config = config_of("32B", tmp_path)
     with pytest.raises(ModelError, match="memory"):

@@ -64,6 +64,7 @@ def test_the_predicted_throughput_is_that_of_the_search(make, devices):
     assert prediction.items_per_s > placement.items_per_s
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_stages", [3, 4, 6])
 def test_stages_on_parts_of_several_gpus_share_their_time_and_one_more_is_no_loss(make, num_stages):
     problems = [make(f"{number}xH100", dtype="bfloat16") for number in (1, 2)]
@@ -74,6 +75,7 @@ def test_stages_on_parts_of_several_gpus_share_their_time_and_one_more_is_no_los
         assert min(gains) >= -1e-6, gains
 
 
+@pytest.mark.medium
 def test_reasons_are_the_neighbours_own_plans(make):
     problem = make("2xT4, 16xCPU")
     plan = plan_placement(problem, 3)
@@ -235,6 +237,7 @@ def test_equal_parts_that_do_not_fit_are_said_so(make):
     assert str(comparison) == "each tower in equal parts: doesn't fit"
 
 
+@pytest.mark.medium
 def test_what_if_adds_up(make):
     problem = make("2xA10@1.5, 64xCPU@0.05")
     found = what_if(problem, 3, 1_000_000_000, startup_s=36.0)
@@ -264,6 +267,7 @@ def test_gpus_beyond_what_the_cores_feed_buy_nothing(make):
     assert core.gain == pytest.approx(1 / 64, rel=0.1)
 
 
+@pytest.mark.medium
 def test_one_more_device_in_the_slowest_stage_buys_the_most(make):
     found = what_if(make("2xA10, 1xT4"), 3, 1000)
     slowest = found.bottleneck

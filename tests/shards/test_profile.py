@@ -38,6 +38,7 @@ def model(tmp_path_factory):
     return init_model(config, tmp_path_factory.mktemp("measured") / "model", seed=0)
 
 
+@pytest.mark.medium
 def test_layers_with_more_operations_take_longer_and_the_costs_survive_their_file(model):
     costs = measure_costs(model, TimingSetting(num_rows=8), "a fingerprint")
     assert (costs.source, costs.device, costs.model_fingerprint) == ("measured", "cpu x1", "a fingerprint")
@@ -68,12 +69,14 @@ def test_workspace_is_what_is_alive_beside_the_output():
     assert part.workspace_bytes == pytest.approx(2 * 4000, rel=0.01), "the product and the ones that it is made of"
 
 
+@pytest.mark.medium
 def test_threads_are_left_as_they_were(model):
     before = torch.get_num_threads()
     measure_costs(model, TimingSetting(num_threads=before + 1, num_rows=1))
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.medium
 def test_a_slow_part_is_measured_with_few_rows():
     asked = []
 

@@ -63,6 +63,7 @@ def cosines(found, expected):
     )
 
 
+@pytest.mark.medium
 def test_every_cut_into_any_number_of_stages_equals_the_unsplit_towers(make_config, make_model, make_batch):
     config = make_config({"depth": 2}, {"num_hidden_layers": 2, "num_hidden_groups": 2})
     folder = make_model(config)

@@ -87,6 +87,7 @@ def test_a_process_of_its_own_ends_with_one_line_too(tmp_path, run_embedder_apar
     assert len(stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.medium
 def test_a_pinned_plan_is_what_runs(folder, tiny_model, tmp_path, run_embedder):
     plan = tmp_path / "plan.json"
     assert run_embedder("plan", "--model", tiny_model, "--stages", 2, "--estimate", "--out", plan)[0] == 0

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import samples
 from command_runs import run_here
 
@@ -9,6 +10,7 @@ from embedder.config import load_config
 from embedder.ingest.embed import embed
 
 
+@pytest.mark.medium
 def test_a_dry_run_of_embed_changes_nothing_and_keeps_what_is_gone(tiny_model, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=5, captions=False)
     (source / "contract.pdf").write_bytes(b"%PDF-1.4")

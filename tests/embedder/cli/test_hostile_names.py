@@ -25,6 +25,8 @@ import embedder
 from embedder.cli import main
 from embedder.storage.printable import printable
 
+pytestmark = pytest.mark.medium
+
 NUM_ROWS, NUM_BROKEN, NUM_FILES = 300, 20, 60
 SHEET_HITS = 60
 NUM_IMAGES = 20

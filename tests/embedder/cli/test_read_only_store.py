@@ -16,6 +16,8 @@ from samples import image_bytes
 from served import make_store
 from store_reads import READS
 
+pytestmark = pytest.mark.medium
+
 NOBODY = "65534"
 TIMEOUT_S = 500
 MAY_READ = "-all,+dac_read_search"  # the interpreter and the tests may lie in a folder of root's own

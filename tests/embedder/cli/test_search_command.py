@@ -208,6 +208,7 @@ def test_hits_are_written_as_a_table_and_their_files_are_copied(texts, ask, tmp_
     assert (tmp_path / "hits.csv").read_text().startswith("query_number,query,rank,")
 
 
+@pytest.mark.medium
 def test_a_hit_whose_file_is_gone_fails_the_command_and_the_others_are_copied(tiny_model, tmp_path, run_embedder):
     config, source = make_store(tmp_path, tiny_model, num_images=3, num_clips=0, captions=False)
     (source / "pictures" / "0001.png").unlink()

@@ -65,6 +65,7 @@ def test_tables_and_copies_are_written_of_the_hits_of_the_service(places, tmp_pa
     assert len(list((tmp_path / "files").iterdir())) == 4
 
 
+@pytest.mark.medium
 def test_a_sheet_is_drawn_of_the_images_of_the_service(places, tmp_path):
     search("a red car", *places["server"], "--sheet", tmp_path / "sheet.png")
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")

@@ -135,6 +135,7 @@ def test_what_a_stage_raises_at_its_start_is_one_line_and_its_traceback_is_in_th
     assert "in _load" in log.read_text()
 
 
+@pytest.mark.medium
 def test_a_store_that_nodes_do_not_share_ends_the_run(tmp_path, ray_cluster):
     class OwnDisk(PartSink):
         def write(self, blocks, ctx):

@@ -116,6 +116,7 @@ def test_a_rollback_between_two_sessions_takes_over_what_was_published(config, s
     assert len(rows_of(config)) == len(items_of(config)) == 12
 
 
+@pytest.mark.medium
 def test_what_a_guard_refuses_waits_and_the_end_is_refused_too(config, source, killed, caplog):
     for number in range(2):
         (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken%d" % number)

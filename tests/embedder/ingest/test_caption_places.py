@@ -87,6 +87,7 @@ def test_the_first_place_that_has_a_caption_gives_it(photos):
         assert read(ALL) == "of Takeout"
 
 
+@pytest.mark.medium
 def test_captions_in_pictures_come_where_asked_and_cameras_names_are_none(make_run, photos):
     _, rows = embedded(make_run(photos, captions={"from": ["sidecar", "xmp", "iptc", "exif"], "languages": ["en"]}))
     assert captions_of(rows) == {
@@ -149,6 +150,7 @@ def test_switching_places_embeds_what_changes_and_nothing_else(make_run, photos)
     assert not report.reasons
 
 
+@pytest.mark.medium
 def test_by_default_pictures_are_listed_as_before(make_run, photos):
     """`modified`, by which a store that exists is compared, has the file's time alone."""
     (photos / "all.jpg.json").write_text(takeout(description="of Takeout"))
@@ -271,6 +273,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.medium
 def test_hostile_files_beside_pictures_cost_their_caption_and_never_the_picture(make_run, photos):
     for name, content in HOSTILE.items():
         (photos / name).write_bytes(content)
@@ -289,6 +292,7 @@ def test_hostile_files_beside_pictures_cost_their_caption_and_never_the_picture(
     assert "document type" in message
 
 
+@pytest.mark.medium
 def test_pictures_in_tars_and_tables_have_theirs_and_a_given_caption_comes_first(make_run, tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name, content in (
@@ -356,6 +360,7 @@ def test_files_that_are_excluded_or_lead_out_of_the_folder_describe_none(tmp_pat
     assert described(exclude=["*.jpg.json"]) is None
 
 
+@pytest.mark.medium
 def test_a_metadata_table_of_another_kind_is_left_out(make_run, tmp_path, said):
     shutil.copy(FILES / "plain.jpg", tmp_path / "a.jpg")
     (tmp_path / "metadata.csv").write_text("width,height\n16,16\n")

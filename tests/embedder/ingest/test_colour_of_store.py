@@ -70,6 +70,7 @@ def test_raw_is_the_fingerprint_and_the_vectors_of_before(make_run, tmp_path):
     assert near(vector(rows, "plain.png"), vector(rows, "profile.png")) < 0.99
 
 
+@pytest.mark.medium
 def test_a_store_without_the_record_goes_on_raw(make_run, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     source = pictures(tmp_path / "in")

@@ -117,6 +117,7 @@ def test_what_changes_only_change_times_costs_reading_and_no_vector(make_run, fo
     assert refreshed(apart)[0].num_vectors == 1
 
 
+@pytest.mark.medium
 def test_an_exchanged_tar_is_seen_and_only_what_differs_in_it_is_embedded(make_run, folder, tmp_path):
     def pack(path):
         with tarfile.open(path, "w") as tar:
@@ -245,6 +246,7 @@ def test_a_share_checks_each_item_once_in_a_cycle_the_oldest_records_first(make_
     assert items_of(config)["6.bmp"]["content_version"] != states[0]["6.bmp"]["content_version"]
 
 
+@pytest.mark.medium
 def test_checks_are_forecast_and_left_to_refreshes_and_come_after_new_items(make_run, folder, monkeypatch):
     freeze_states(monkeypatch)
     config = make_run(folder, sources={"verify_share": 0.5})

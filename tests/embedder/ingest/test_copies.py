@@ -229,6 +229,7 @@ def test_purging_an_original_leaves_its_copy(make_run, source):
     assert_same(rows["copy.png", 0], kept)
 
 
+@pytest.mark.medium
 def test_a_touched_file_is_no_copy_of_itself(make_run, source):
     config = make_run(source)
     refreshed(config)

@@ -203,6 +203,7 @@ def test_equal_content_is_one_item_where_nothing_else_tells_rows_apart(settings,
     assert embedder.embed_dataset(of(ray_cluster, rows[::-1]), config, image="photo").num_unchanged == 4
 
 
+@pytest.mark.medium
 def test_a_dataset_that_gives_other_pictures_the_second_time_loses_none_silently(settings, ray_cluster):
     config = settings(max_reject_fraction=1.0)
     dataset = of(ray_cluster, [{"sku": 1, "salt": 0}]).map(lambda row: row | {"photo": secrets.token_bytes(99)})

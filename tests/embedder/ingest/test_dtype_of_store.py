@@ -64,6 +64,7 @@ def test_a_store_goes_on_in_its_own_dtype(make_run, tmp_path, caplog):
     ]
 
 
+@pytest.mark.medium
 def test_a_store_in_float16_is_not_continued_on_cpus_unless_a_dtype_is_named(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=2)
     embedded(make_run(source, dtype="float16"))

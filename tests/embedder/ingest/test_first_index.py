@@ -93,6 +93,7 @@ def test_where_it_is_not_wanted_none_is_made_and_one_that_is_there_is_kept(make_
     assert_found_through_index(config.store, 7)
 
 
+@pytest.mark.medium
 def test_a_store_of_before_gets_its_first_index_in_a_night_without_a_change(make_run, tmp_path):
     config = make_run(samples.folder(tmp_path / "in"))
     refreshed(make_run(tmp_path / "in", index={"build": False}))
@@ -138,6 +139,7 @@ def test_many_pictures_or_a_wish_for_more_than_exact_search_are_judged_with_what
     assert bool(loaded) is asked
 
 
+@pytest.mark.medium
 def test_constraints_that_nothing_keeps_publish_nothing_and_lose_nothing(make_run, tmp_path, run_embedder):
     source = samples.folder(tmp_path / "in")
     config = make_run(source)

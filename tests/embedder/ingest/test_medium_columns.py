@@ -41,6 +41,7 @@ def medium_of(rows):
     return {key: {name: row[name] for name in BY_NAME if row.get(name) is not None} for key, row in rows.items()}
 
 
+@pytest.mark.medium
 def test_a_run_fills_the_columns_in_their_types(make_run, photos):
     _, rows = embedded(make_run(photos))
     found = medium_of(rows)
@@ -90,6 +91,7 @@ def test_conditions_hits_and_tables_of_hits_have_them(make_run, photos, tmp_path
     assert "RF 24-70mm" in (tmp_path / "hits.csv").read_text()
 
 
+@pytest.mark.medium
 def test_what_is_dropped_is_neither_read_nor_kept(make_run, photos):
     config = make_run(photos, metadata={"drop": ["gps", "creator", "hash"]})
     _, rows = embedded(config)
@@ -100,6 +102,7 @@ def test_what_is_dropped_is_neither_read_nor_kept(make_run, photos):
     assert b"Ann Lee" not in whole
 
 
+@pytest.mark.medium
 def test_only_what_is_kept_is_there(make_run, photos):
     _, rows = embedded(make_run(photos, metadata={"keep": ["taken_at", "form"], "drop": ["width"]}))
     names = {name for name in rows["tagged.jpg", 0] if name in BY_NAME}
@@ -128,6 +131,7 @@ def test_vectors_and_fingerprints_are_those_of_a_store_without_columns(make_run,
     assert not BY_NAME.keys() & without["tagged.jpg", 0].keys()
 
 
+@pytest.mark.medium
 def test_a_carried_column_of_that_name_wins(make_run, photos, tmp_path):
     table = pa.table({"image": [str(photos / "tagged.jpg")], "camera": ["by hand"], "width": [7.5]})
     pq.write_table(table, tmp_path / "list.parquet")
@@ -191,6 +195,7 @@ def test_a_dry_run_counts_and_changes_nothing(old_store):
     assert sorted(path.name for path in Path(old_store.store).rglob("*")) == before
 
 
+@pytest.mark.medium
 def test_a_file_that_is_gone_or_has_changed_stays_as_it_is(old_store, photos):
     (photos / "xmp.jpg").unlink()
     (photos / "tagged.png").write_bytes(samples.image_bytes(5))
@@ -215,6 +220,7 @@ def test_filling_empties_what_is_dropped(make_run, photos):
     assert row["content_hash"] is not None
 
 
+@pytest.mark.medium
 def test_a_refresh_of_an_old_store_adds_the_columns_for_new_items_alone(old_store, photos):
     before = rows_of(old_store.store)
     shutil.copy(FILES / "iptc.jpg", photos)
@@ -226,6 +232,7 @@ def test_a_refresh_of_an_old_store_adds_the_columns_for_new_items_alone(old_stor
         assert after[key] == row | dict.fromkeys(BY_NAME)
 
 
+@pytest.mark.medium
 def test_a_rolled_back_store_reads_as_before_and_can_go_on(old_store, photos):
     from embedder.store.maintenance.rollback import rollback
 
@@ -250,6 +257,7 @@ def test_what_is_left_out_later_is_not_filled_again(make_run, photos):
     assert rows["iptc.jpg", 0]["content_hash"] is rows["iptc.jpg", 0]["creator"] is None
 
 
+@pytest.mark.medium
 def test_a_carried_column_that_is_carried_no_more_is_not_filled_by_the_medium(make_run, photos, tmp_path):
     def listed(names):
         content = {"image": [str(photos / name) for name in names], "camera": ["by hand"] * len(names)}

@@ -88,6 +88,7 @@ def test_what_is_there_twice_is_computed_once_and_is_two_rows(make_run, source, 
     assert refreshed(config)[0].outcome == "nothing to do"
 
 
+@pytest.mark.medium
 def test_other_captions_share_nothing_and_equal_ones_do(make_run, source, computed):
     for name, caption in (("one", "a red car"), ("two", "a red car"), ("three", "quite another one")):
         shutil.copy(source / "pictures" / "0001.png", source / f"{name}.png")
@@ -103,6 +104,7 @@ def test_other_captions_share_nothing_and_equal_ones_do(make_run, source, comput
     assert rows["two.png", 0]["text_embedding"] == rows["one.png", 0]["text_embedding"]
 
 
+@pytest.mark.medium
 def test_values_that_differ_beside_the_pictures_stay_their_own(make_run, tmp_path, computed):
     for folder, seconds in (("a", "1590000000"), ("b", "1560000000"), ("c", "1560000000")):
         (tmp_path / "in" / folder).mkdir(parents=True)

@@ -107,6 +107,7 @@ IN_A_TAR = {
 }  # fmt: skip
 
 
+@pytest.mark.medium
 def test_hostile_names_in_a_folder_and_in_a_table_are_embedded(make_run, tmp_path):
     folder = tmp_path / "names"
     for number, name in enumerate(IN_A_FOLDER):
@@ -139,6 +140,7 @@ def test_hostile_names_in_a_tar_are_embedded_or_rejects_that_name_them(make_run,
     assert refreshed(config)[0].outcome == "nothing to do"
 
 
+@pytest.mark.medium
 def test_a_listing_is_the_same_before_and_after_an_odd_key_came(bucket, put):
     put({f"pics/{name}": name.encode() for name in hostile_names(60, 1)[0]})
     before = listed(bucket)

@@ -51,6 +51,7 @@ def small(tmp_path):
     return people_folder.people_folder(tmp_path / "export", panorama=False)
 
 
+@pytest.mark.medium
 def test_what_was_read_and_left_out_is_listed_with_its_reason_and_tried_again_on_demand(make_run, small, run_embedder):
     config = make_run(small)
     embedded(config)
@@ -86,6 +87,7 @@ def test_a_jpeg_2000_with_a_caption_keeps_its_caption_and_becomes_a_picture_once
     assert rows["DCIM/IMG_0101.JP2", 0]["modality"] == "pair"
 
 
+@pytest.mark.medium
 def test_a_picture_that_becomes_no_picture_keeps_its_vector_and_is_a_reject(make_run, small):
     config = make_run(small)
     _, before = embedded(config)

@@ -24,6 +24,7 @@ def source(tmp_path):
     return samples.folder(tmp_path / "in", num_images=6)
 
 
+@pytest.mark.medium
 def test_after_a_compaction_nothing_is_to_be_done_and_changes_find_their_rows(make_run, source):
     config = make_run(source, rows_per_part=2)
     _, before = refreshed(config)
@@ -76,6 +77,7 @@ def test_purged_items_stay_away_until_they_are_allowed_again(make_run, source):
     assert (report.num_new, len(rows)) == (1, 6)
 
 
+@pytest.mark.medium
 def test_a_command_names_the_versions_that_can_be_searched(make_run, source, run_embedder):
     config = make_run(source)
     refreshed(config)

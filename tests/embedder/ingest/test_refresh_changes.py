@@ -146,6 +146,7 @@ def test_a_file_that_changed_and_can_not_be_read_keeps_its_old_vector_until_it_i
     assert not items_of(config)[key[0]]["stale"]
 
 
+@pytest.mark.medium
 def test_a_half_broken_pair_does_not_lose_its_picture(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=2)
     config = make_run(source, max_reject_fraction=1)
@@ -157,6 +158,7 @@ def test_a_half_broken_pair_does_not_lose_its_picture(make_run, tmp_path):
     assert items_of(config)["pictures/0000.png"]["stale"]
 
 
+@pytest.mark.medium
 def test_a_file_that_was_broken_from_the_start_leaves_the_rejects_when_it_is_mended(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=2)
     (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
@@ -202,6 +204,7 @@ def test_what_failed_in_passing_is_tried_again_by_itself_and_not_for_ever(make_r
     assert items_of(config)["pictures/0001.png"]["attempts"] == 1
 
 
+@pytest.mark.medium
 def test_what_failed_in_passing_in_a_refused_run_is_tried_again_when_it_goes_on(make_run, tmp_path, failing):
     source = samples.folder(tmp_path / "in", num_images=4)
     config = make_run(source)
@@ -246,6 +249,7 @@ def test_a_refresh_on_ray_does_the_same(make_run, tmp_path, ray_cluster):
     assert changed == {("pictures/0006.png", 0), ("pictures/0008.png", 0)}
 
 
+@pytest.mark.medium
 def test_embed_never_retires(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=4)
     config = make_run(source)

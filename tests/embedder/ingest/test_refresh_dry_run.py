@@ -74,6 +74,7 @@ def test_a_dry_run_before_the_first_run_makes_no_store(make_run, tmp_path, monke
     assert known.wall_s > known.startup_s + 6 / known.items_per_s, "and it publishes"
 
 
+@pytest.mark.medium
 def test_a_dry_run_says_what_the_guard_would_say_and_that_all_is_replaced(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=4, captions=False)
     refreshed(make_run(source))

@@ -81,6 +81,7 @@ def test_by_content_only_what_is_new_is_embedded_wherever_rows_lie(dataset, imag
     assert grown.keys() - after.keys() == {(digest(12), 0)}
 
 
+@pytest.mark.medium
 def test_by_content_the_first_row_of_an_image_gives_its_caption_and_place(dataset):
     folder, configure = dataset
     config = configure("content")
@@ -145,6 +146,7 @@ def test_a_row_that_is_no_image_is_a_reject_under_its_hash_until_it_is_repaired(
     assert len(items_of(config)) == 10
 
 
+@pytest.mark.medium
 def test_fields_and_labels_are_carried_and_found_by_conditions(dataset, make_run):
     folder, _ = dataset
     columns = {"id": "file+row", "image": "image"}

@@ -98,6 +98,7 @@ def test_the_clock_asks_the_run_to_stop_and_says_so(said):
         assert not (time_up.is_set() or asked.is_set())
 
 
+@pytest.mark.medium
 def test_an_emptied_source_is_refused_and_nothing_is_changed(make_run, tmp_path):
     config = two_sources(tmp_path, make_run)
     refreshed(config)
@@ -127,6 +128,7 @@ def test_a_disk_that_is_not_mounted_is_refused_and_nothing_is_changed(make_run, 
     assert contents(config.store) == before
 
 
+@pytest.mark.medium
 def test_forcing_the_guard_retires_all_the_same_and_is_written_down(make_run, tmp_path):
     config = two_sources(tmp_path, make_run)
     refreshed(config)

@@ -92,6 +92,7 @@ def test_what_changes_or_goes_while_a_model_changes_is_right_in_the_end(make_run
     assert np.allclose(rows["pictures/0002.png", 0]["image_embedding"], vector, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_reject_under_the_new_model_keeps_no_vector_of_the_old_one(make_run, tmp_path, new_model):
     source = samples.folder(tmp_path / "in", num_images=6)
     refreshed(make_run(source))

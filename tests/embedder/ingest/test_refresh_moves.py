@@ -69,6 +69,7 @@ def _thumbnail_of(data):
         return [door.image(data, THUMBNAIL)]
 
 
+@pytest.mark.medium
 def test_carried_columns_of_equal_items_are_brought_up_to_date_without_the_model(catalogue):
     path, configure = catalogue
     config = configure("price", "tags")
@@ -85,6 +86,7 @@ def test_carried_columns_of_equal_items_are_brought_up_to_date_without_the_model
     assert_same_vectors(before, after, before)
 
 
+@pytest.mark.medium
 def test_a_table_that_was_only_touched_rewrites_no_part_file(catalogue):
     path, configure = catalogue
     config = configure("price")

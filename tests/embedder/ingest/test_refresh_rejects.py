@@ -54,6 +54,7 @@ def test_rejects_are_filtered(rejecting):
         assert {row["item_id"] for row in list_rejects(config, None, wanted).data["rejects"]} == expected, wanted
 
 
+@pytest.mark.medium
 def test_a_retry_embeds_the_chosen_rejects_and_nothing_else(rejecting, tmp_path):
     config, failing = rejecting
     failing.clear()
@@ -70,6 +71,7 @@ def test_a_retry_embeds_the_chosen_rejects_and_nothing_else(rejecting, tmp_path)
     assert items_of(config)["broken.png"]["attempts"] == 2
 
 
+@pytest.mark.medium
 def test_a_retry_takes_a_mended_file_as_it_is_now(rejecting, tmp_path):
     config, _ = rejecting
     (tmp_path / "in" / "broken.png").write_bytes(samples.image_bytes(70))
@@ -105,6 +107,7 @@ def captioned(make_run, tmp_path):
     return make_run(source, max_reject_fraction=1)
 
 
+@pytest.mark.medium
 def test_a_reject_with_a_caption_counts_as_no_picture(captioned, run_embedder):
     report, rows = refreshed(captioned)
     assert rows["broken.png", 0]["text_embedding"] is not None, "its caption keeps a vector"
@@ -121,6 +124,7 @@ def retry_report(config):
     return Report.model_validate(retry_rejects(config, {}).data)
 
 
+@pytest.mark.medium
 def test_a_condition_asks_for_rows_with_a_picture(captioned):
     _, rows = refreshed(captioned)
     store = embedder.open_store(captioned.store)

@@ -123,6 +123,7 @@ def test_the_demo_takes_the_option_that_its_refusal_would_name(tmp_path):
     assert "--force nothing: there is no such guard" in ended.stderr
 
 
+@pytest.mark.medium
 def test_operators_are_told_of_every_guard_that_failed(config_file, tmp_path):
     ended = run_here("refresh", config_file)
     line = json.loads((tmp_path / "store" / "runs.jsonl").read_text().splitlines()[-1])

@@ -40,6 +40,7 @@ def reasons(found):
     return {each.reason: each.num_items for each in found.reasons}
 
 
+@pytest.mark.medium
 def test_items_without_vectors_are_embedded_again_and_no_others(config, caplog):
     whole = rows_of(config)
     files = lose(config)
@@ -68,6 +69,7 @@ def test_items_without_vectors_are_embedded_again_and_no_others(config, caplog):
     assert refreshed(config, repair=True)[0].num_items == 0
 
 
+@pytest.mark.medium
 def test_embed_repairs_too(config):
     files = lose(config)
     report, rows = embedded(config, repair=True)
@@ -75,6 +77,7 @@ def test_embed_repairs_too(config):
     assert check_store(files).findings == ()
 
 
+@pytest.mark.medium
 def test_an_item_that_can_not_be_read_any_more_is_a_reject_with_the_rows_that_it_has(config, tmp_path):
     files = lose(config)
     (tmp_path / "in" / LOST[0]).write_bytes(b"\x89PNG\r\n\x1a\n broken")
@@ -84,6 +87,7 @@ def test_an_item_that_can_not_be_read_any_more_is_a_reject_with_the_rows_that_it
     assert check_store(files).findings == ()
 
 
+@pytest.mark.medium
 def test_rows_without_a_record_are_embedded_again_or_retired(config, tmp_path):
     files = lose(config, "items")
     (tmp_path / "in" / LOST[0]).unlink()

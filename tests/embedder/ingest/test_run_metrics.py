@@ -236,6 +236,7 @@ def test_a_run_that_an_earlier_release_began_with_states_in_its_journal_has_the_
     assert report.metrics == expected.metrics and told(report) == figures_of(rows)
 
 
+@pytest.mark.medium
 def test_vectors_are_compared_with_what_an_earlier_release_kept(make_run, tmp_path):
     """Its file has states of all metrics; the digest of a drift and its state are as they were."""
     source = samples.folder(tmp_path / "in", num_images=6)

@@ -172,6 +172,7 @@ def test_a_changed_model_alone_is_computed_anew_and_a_removed_one_leaves_with_a_
     assert sum("model other: not in the configuration any more: it leaves" in line for line in said) == 1
 
 
+@pytest.mark.medium
 def test_what_a_model_cannot_compute_is_a_reject_of_that_model_alone(make_run, tmp_path, tiny_model):
     source = samples.folder(tmp_path / "in", num_images=4)
     for name, value in (("seven", 7), ("light", 200)):
@@ -192,6 +193,7 @@ def test_what_a_model_cannot_compute_is_a_reject_of_that_model_alone(make_run, t
     assert model_rows(config)["seven.png", 0]["image_embedding"] is not None
 
 
+@pytest.mark.medium
 def test_the_guard_of_one_model_keeps_the_run_from_publishing_and_names_it(make_run, tmp_path, source, tiny_model):
     wrong = classifier(tmp_path)
     wrong["outputs"]["top"] = {"type": "int64"}

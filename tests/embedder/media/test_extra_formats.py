@@ -196,6 +196,7 @@ def test_what_is_too_large_is_refused_before_it_is_decoded_and_the_limit_is_name
     assert kind in error.message and error.message.endswith("(`max_pixels`)")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", FORMATS)
 def test_an_image_of_up_to_twice_the_pixels_is_halved(encode_image, kind):
     encoded = encode_image(quarters(160, 120), kind)
@@ -205,6 +206,7 @@ def test_an_image_of_up_to_twice_the_pixels_is_halved(encode_image, kind):
         assert refused(smaller, encoded).error_type == "TooManyPixels"
 
 
+@pytest.mark.medium
 def test_memory_that_is_not_there_is_told_and_the_next_image_is_fine(encode_image, png):
     encoded = encode_image(Image.new("RGB", (4000, 3000)), "JXL", effort=1)
     with SandboxedDecoder(DecodeLimits(memory_bytes=100 << 20)) as decoder:

@@ -54,6 +54,7 @@ def kernels():
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_pixels_of_jpegs_are_pillows(mode, monkeypatch):
     pytest.importorskip("simplejpeg")

@@ -60,6 +60,7 @@ def test_a_panorama_of_150_million_pixels_is_embedded_within_the_limits(kind, mo
     assert peak_bytes < (400 << 20 if kind == "JPEG" else 2 << 30)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("size", [(65_500, 2_000), (2_000, 65_500), (65_500, 16)])
 @pytest.mark.parametrize("resize", ["squash", "crop", "pad"])
 def test_extreme_proportions_of_large_jpegs_are_embedded(decoder, encode_image, size, resize):

@@ -174,6 +174,7 @@ def test_broken_and_coloured_fonts_are_passed_over(machine_fonts):
     assert found.find("中") is not None
 
 
+@pytest.mark.medium
 def test_a_font_of_boxes_for_everything_is_passed_over(machine_fonts):
     boxes = Path(Fonts(system=False).plain.path).parent / "LastResortHE-Regular.ttf"
     if not boxes.exists():

@@ -162,6 +162,7 @@ def test_headers_take_a_small_part_of_a_large_picture(decoder, tmp_path):
     assert sum(read) <= 1 << 16
 
 
+@pytest.mark.medium
 def test_pixels_are_the_same_with_and_without_columns(decoder):
     with SandboxedDecoder() as without:
         for path in sorted(FILES.glob("*.[jptgwha]*")):
@@ -263,6 +264,7 @@ HOSTILE = {
 NOTED = set(HOSTILE) - {"values of 4 GB", "a circle of directories", "no numbers", "a number that fills the memory"}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_metadata_costs_its_columns_and_never_the_picture(decoder, name):
     content = HOSTILE[name]()
@@ -319,6 +321,7 @@ def check_mutations(decoder, num):
     return num_noted
 
 
+@pytest.mark.medium
 def test_two_hundred_mutated_blocks_cost_no_picture(decoder):
     assert check_mutations(decoder, 200) > 10
 

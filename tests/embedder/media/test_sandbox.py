@@ -156,6 +156,7 @@ def test_large_files_are_refused_as_bytes_and_as_files(tmp_path, png):
         assert is_orange(decoder.image(png, FIT))
 
 
+@pytest.mark.medium
 @by_itself_and_together
 def test_a_decoder_that_hangs_is_ended_in_time_and_the_next_file_decodes(decode, png):
     with SandboxedDecoder(DecodeLimits(timeout_s=0.5)) as decoder:
@@ -178,6 +179,7 @@ def test_slow_images_are_ended_in_time(decode, png):
     assert is_orange(found[0]) and is_orange(found[3])
 
 
+@pytest.mark.medium
 @by_itself_and_together
 def test_a_decoder_killed_once_gets_a_second_chance(decode, slow_png, png):
     with SandboxedDecoder() as decoder:
@@ -212,6 +214,7 @@ def test_a_decoder_killed_from_outside_each_time_may_be_tried_again(slow_png, pn
     assert "SIGKILL" in error.message
 
 
+@pytest.mark.medium
 def test_a_child_that_died_while_idle_is_replaced_unnoticed(png):
     with SandboxedDecoder() as decoder:
         for _ in range(3):
@@ -220,6 +223,7 @@ def test_a_child_that_died_while_idle_is_replaced_unnoticed(png):
             time.sleep(0.02)
 
 
+@pytest.mark.medium
 def test_a_decoder_killed_in_the_middle_of_a_video_goes_on_where_it_was(make_video):
     path = make_video([(5 * i,) * 3 for i in range(50)])
     with SandboxedDecoder() as decoder:

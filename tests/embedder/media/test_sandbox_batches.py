@@ -60,6 +60,7 @@ def test_a_batch_ends_an_abandoned_video(make_video, png):
             next(video)
 
 
+@pytest.mark.medium
 def test_answers_come_while_a_batch_goes_on(slow_png, png):
     with SandboxedDecoder() as decoder:
         found = decoder.images([(png, FIT)] * 2 + [(slow_png, FIT)] * 3)

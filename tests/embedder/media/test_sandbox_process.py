@@ -83,6 +83,7 @@ def test_the_child_dies_with_a_killed_parent(png, state):
         wait_until(lambda: has_ended(child))
 
 
+@pytest.mark.medium
 def test_a_parent_that_forgets_to_close_its_decoder_ends_quietly_with_its_child(png):
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", PARENT, png.hex(), "end"], capture_output=True, text=True, check=True

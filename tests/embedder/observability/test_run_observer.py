@@ -368,6 +368,7 @@ def test_an_answer_that_is_no_success_is_said_and_no_redirect_is_followed(server
     assert len(server.got) == 1
 
 
+@pytest.mark.medium
 def test_a_webhook_that_drips_is_given_up(server):
     server.status = None
     assert call_webhook(address(server), SUMMARY, 1) == "no answer within timeout_s = 1"

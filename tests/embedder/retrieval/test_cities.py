@@ -13,6 +13,7 @@ from embedder.retrieval.hit_files import hit_table
 COLUMNS = {"latitude": "DOUBLE", "longitude": "DOUBLE"}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "country", "latitude"),
     [

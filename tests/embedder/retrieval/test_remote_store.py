@@ -87,6 +87,7 @@ def test_a_second_model_orders_the_hits_of_a_service_by_their_images(local, fold
         assert hiding.more(hits) == []
 
 
+@pytest.mark.medium
 def test_a_second_model_here_asks_a_service_for_nothing_that_an_older_one_does_not_know(folder, monkeypatch):
     asked = []
     with running(folder / "store") as url, embedder.connect(url) as remote:
@@ -237,6 +238,7 @@ def test_files_are_copied_videos_whole_and_images_as_the_service_makes_them(remo
             assert row["file"].endswith(".webp") and content[8:12] == b"WEBP"
 
 
+@pytest.mark.medium
 def test_an_image_that_is_gone_is_none(folder, tmp_path, request):
     with running(folder / "store", cache_dir=tmp_path / "cache") as url, embedder.connect(url) as remote:
         hits = remote.search("a red car", k=3, where="modality <> 'video'")
@@ -318,6 +320,7 @@ def test_threads_share_one_client(local, remote):
     assert len(found) == 40 and all(hits == wanted[query] for query, hits in found)
 
 
+@pytest.mark.medium
 def test_a_token_lets_in_and_another_is_a_mistake(folder, tmp_path):
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n")
@@ -333,6 +336,7 @@ def test_a_token_lets_in_and_another_is_a_mistake(folder, tmp_path):
         assert [hit.item_id for hit in copy.search("a red car", k=2)] == [hit.item_id for hit in hits]
 
 
+@pytest.mark.medium
 def test_items_rejects_and_duplicates_are_listed_as_in_the_store(remote, local):
     ids = {row["item_id"] for row in local.to_arrow(["item_id"]).to_pylist()}
     pages = list(remote.items(sort="name", k=4))

@@ -86,6 +86,7 @@ def test_what_takes_from_a_row_that_hung_says_so_too(own):
     running.close()
 
 
+@pytest.mark.medium
 def test_a_module_of_this_interpreter_is_found_by_its_process(tmp_path, monkeypatch):
     (tmp_path / "own_module.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)

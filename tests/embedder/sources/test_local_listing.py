@@ -271,6 +271,7 @@ def test_other_schemes_are_refused_with_the_cure(list_items, path):
         list_items(path)
 
 
+@pytest.mark.medium
 def test_a_folder_deeper_than_the_recursion_limit_is_listed(make_files, list_items):
     root = make_files({})
     here = Path.cwd()

@@ -124,6 +124,7 @@ def test_missing_and_forbidden_objects_are_permanent_failures_without_secrets(bu
             assert "test-key" not in str(caught.value)
 
 
+@pytest.mark.medium
 def test_a_tar_is_scanned_by_ranges_and_members_come_by_one_request_each(bucket, list_items):
     large = b"L" * (20 << 20)
     bucket.objects["set/0.tar"] = tar_bytes(("a.jpg", b"A"), ("a.txt", b"cap"), ("v.mp4", large), ("z.jpg", b"ZZ"))

@@ -76,6 +76,7 @@ def test_nothing_chosen_has_the_columns_all_the_same():
     assert (chosen.table().num_rows, chosen.table().schema.names) == (0, SCHEMA.names)
 
 
+@pytest.mark.medium
 def test_an_id_and_all_that_its_duplicates_may_be_named_are_in_one_part():
     ids = ["a", "a#duplicate-1", "a#duplicate-12", "a#duplicate-1#duplicate-3", "a#duplicate-x"]
     assert len(set(parts_of(pa.chunked_array([ids])))) == 1

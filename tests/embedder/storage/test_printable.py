@@ -159,6 +159,7 @@ def test_json_gives_every_string_back_and_is_safe_to_print(capsys):
     assert capsys.readouterr().out == line
 
 
+@pytest.mark.medium
 def test_no_name_forges_a_line_of_the_log(tmp_path):
     path = tmp_path / "log.txt"
     log = RunLog(path)
@@ -293,6 +294,7 @@ def hit(name, caption):
     return Hit(0.5, name, 0, "image", "/nowhere", None, None, caption, {}, duplicates=[Duplicate(name, 0.9)])
 
 
+@pytest.mark.medium
 def test_a_notebook_shows_no_markup_and_no_control_characters():
     for text in TEXTS:
         hits = Hits([hit(text, text)], query=text)
@@ -303,6 +305,7 @@ def test_a_notebook_shows_no_markup_and_no_control_characters():
         assert len(page) < 30_000
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore:Glyph .* missing")
 def test_the_title_of_a_plot_is_literal(tmp_path):
     from embedder.plugins.train.train_outputs import draw_curves

@@ -104,6 +104,7 @@ def assert_loaded(stage, folder):
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.medium
 def test_of_one_large_file_each_stage_fetches_its_tensors_once(bucket, fetched):
     uri = upload(WHOLE_FILE, bucket)
     fetched()
@@ -126,6 +127,7 @@ def test_of_one_large_file_each_stage_fetches_its_tensors_once(bucket, fetched):
     assert not fetched()[0]
 
 
+@pytest.mark.medium
 def test_a_whole_model_never_comes_from_parts_and_serves_all_stages(bucket, fetched):
     uri = upload(WHOLE_FILE, bucket)
     parts = resolve_model(uri, SECOND)
@@ -140,6 +142,7 @@ def test_a_whole_model_never_comes_from_parts_and_serves_all_stages(bucket, fetc
     assert not fetched()[0]
 
 
+@pytest.mark.medium
 def test_of_several_files_only_those_come_that_hold_the_stages_tensors(bucket, fetched, several_files):
     uri = upload(several_files, bucket)
     index = json.loads((several_files / "model.safetensors.index.json").read_text())["weight_map"]
@@ -175,6 +178,7 @@ def test_a_download_that_broke_off_goes_on_and_zeros_never_count(bucket, fetched
     assert_loaded(make_stage(uri, FIRST), WHOLE_FILE)
 
 
+@pytest.mark.medium
 def test_a_model_that_changes_has_parts_of_its_own(bucket, several_files, tmp_path):
     uri = upload(WHOLE_FILE, bucket)
     before = resolve_model(uri, FIRST)

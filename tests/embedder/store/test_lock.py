@@ -129,6 +129,7 @@ def test_a_lock_removed_by_hand_in_a_bucket_says_that_it_would_have_expired(in_b
     assert not in_bucket.exists(LOCK_FILE), "what is not ours is not made again"
 
 
+@pytest.mark.medium
 def test_a_disk_without_room_for_the_holder_is_locked_all_the_same(tmp_path):
     program = (
         "import resource, sys\n"

@@ -87,6 +87,7 @@ def test_no_documented_way_reads_through_a_python_file_system(folder, way):
     assert SHOWS[way] in done.stdout
 
 
+@pytest.mark.medium
 def test_a_way_that_does_is_found_out(folder):
     plain = "import deltalake\ndeltalake.DeltaTable('runs/demo/store/embeddings').to_pyarrow_table()"
     assert "Arrow would read through Python" in run(folder, plain, FORBIDDING).stderr

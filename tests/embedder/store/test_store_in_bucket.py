@@ -114,6 +114,7 @@ def test_an_upload_of_an_index_that_was_cut_off_is_no_version_and_its_number_is_
     assert built_in == ["000004"]
 
 
+@pytest.mark.medium
 def test_other_programs_read_the_table_of_a_store_in_a_bucket(bucket):
     files = StoreFiles(f"{bucket}/plain/store")  # Polars 2.1 looks for `a%20folder` where a folder's name has a space
     bind_store(files, INFO)

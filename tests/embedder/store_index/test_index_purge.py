@@ -47,6 +47,7 @@ def test_the_index_is_rebuilt_without_the_item_and_older_ones_go(tmp_path):
     assert open_store(files.address).search(np.array(ITEM["image_embedding"], np.float32), 1)[0].item_id != ID
 
 
+@pytest.mark.medium
 def test_an_item_that_left_before_and_is_masked_goes_too_and_what_is_published_stays_searchable(tmp_path):
     files = indexed_store(tmp_path / "store", kind="hnsw")
     indexed_run(files, retired=[ID])
@@ -60,6 +61,7 @@ def test_an_item_that_left_before_and_is_masked_goes_too_and_what_is_published_s
     assert update_store_index(files) == read_current(files).index, "and holds what is published"
 
 
+@pytest.mark.medium
 def test_an_index_in_parts_goes_with_the_versions_that_share_a_part_with_it(tmp_path):
     design = "IVF2,PQ8x4fs,Disk(SQ8)"
     files = indexed_store(tmp_path / "store", kind=design)
@@ -150,6 +152,7 @@ def test_an_index_that_holds_nothing_of_the_item_stays(tmp_path):
     assert read_current(files).index == before
 
 
+@pytest.mark.medium
 def test_older_versions_whose_index_held_it_are_searched_exactly_and_never_find_it(tmp_path):
     files = indexed_store(tmp_path / "store", number=20, kind="flat")
     indexed_run(files, ITEM)

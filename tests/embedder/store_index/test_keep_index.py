@@ -111,6 +111,7 @@ def test_where_too_much_would_be_masked_it_is_rebuilt_and_says_why(files, said):
     assert_whole(files)
 
 
+@pytest.mark.medium
 def test_another_kind_that_is_asked_for_is_built_and_the_same_is_updated(files, said):
     for kind, told in (
         ("hnsw", "updated"),
@@ -124,6 +125,7 @@ def test_another_kind_that_is_asked_for_is_built_and_the_same_is_updated(files, 
     assert "rebuilt as HNSW16,Flat" in said[-1] and "index.kind = HNSW16,Flat is asked for" in said[-1]
 
 
+@pytest.mark.medium
 def test_of_a_damaged_or_missing_index_another_is_built(files, said):
     path = files.folder / "index" / "000001" / "index.faiss"
     path.write_bytes(path.read_bytes()[:-1])
@@ -163,6 +165,7 @@ def test_a_drop_is_refused_where_the_floor_is_kept(files, monkeypatch, said):
     assert "updated" in said[-1]
 
 
+@pytest.mark.medium
 def test_where_nothing_passes_the_old_publication_stays_and_the_next_run_ends_the_new_one(files, monkeypatch):
     before = read_current(files)
     with pytest.raises(RunFailedError, match=r"index\.memory_bytes = 64 .* run the same command again"):
@@ -192,6 +195,7 @@ def test_by_hand_what_finds_too_little_is_refused_and_force_passes_the_drop_alon
 IMPOSSIBLE_MS = 1e-6
 
 
+@pytest.mark.medium
 def test_by_hand_the_nearest_is_published_where_none_keeps_the_limits_unless_the_last_finds_more(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "index.autotune._times_s", lambda run, given: [1e-5 for _ in given]
@@ -207,6 +211,7 @@ def test_by_hand_the_nearest_is_published_where_none_keeps_the_limits_unless_the
     assert read_current(files).index == number > first
 
 
+@pytest.mark.medium
 def test_the_nearest_is_refused_where_what_is_published_of_the_same_rows_finds_more(files, monkeypatch):
     worse(monkeypatch, 0.985, "build_index")
     with pytest.raises(GateRefusedError, match="no design keeps the constraints; .* finds more, recall@10 .* stays"):

@@ -63,6 +63,7 @@ def test_a_search_by_words_reads_the_published_index_and_builds_none(files):
     assert list(cache_folder(COPIES_FOLDER).glob("words-*")) == []
 
 
+@pytest.mark.medium
 def test_a_rollback_brings_the_words_back(files):
     first = read_current(files).run_id
     night(files, dict.fromkeys(range(20), "a zebra"), 1, retired=[30])
@@ -71,6 +72,7 @@ def test_a_rollback_brings_the_words_back(files):
     assert_ranks(files)
 
 
+@pytest.mark.medium
 def test_a_compaction_keeps_them_and_analyses_nothing(files, monkeypatch):
     for number in range(1, 5):
         night(files, {number: "a zebra"}, number)
@@ -80,6 +82,7 @@ def test_a_compaction_keeps_them_and_analyses_nothing(files, monkeypatch):
     assert_ranks(files)
 
 
+@pytest.mark.medium
 def test_a_vacuum_keeps_those_of_versions_that_stay(files):
     for number in range(1, 4):
         night(files, {number: "a zebra"}, number)
@@ -91,6 +94,7 @@ def test_a_vacuum_keeps_those_of_versions_that_stay(files):
     assert_ranks(files)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_published", [True, False])
 def test_a_purge_leaves_no_word_of_a_caption(files, is_published):
     night(files, {7: "xylophone"}, 1)

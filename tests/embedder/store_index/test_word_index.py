@@ -37,6 +37,7 @@ def rebuilt(files, folder):
     return hybrid.CaptionWords(open_word_index(folder))
 
 
+@pytest.mark.medium
 def test_the_order_is_that_of_the_formula(tmp_path, in_small_steps):
     files = new_store(tmp_path / "s")
     night(files, dict(enumerate(captions(120))))
@@ -47,6 +48,7 @@ def test_the_order_is_that_of_the_formula(tmp_path, in_small_steps):
         assert rankings(words, depth) == [by_formula(texts, query)[:depth] for query in QUERIES]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("share", [0.5, 0.05, 0.0])
 def test_the_best_of_those_that_a_condition_allows_are_found(tmp_path, in_small_steps, share):
     files = new_store(tmp_path / "s")
@@ -74,6 +76,7 @@ def test_many_updates_rank_as_a_build_does(tmp_path, request, is_small):
         assert rankings(words, 4) == rankings(rebuilt(files, tmp_path / f"built{number}"), 4)
 
 
+@pytest.mark.medium
 def test_an_update_analyses_what_changed_and_nothing_else(tmp_path, monkeypatch):
     files = new_store(tmp_path / "s")
     night(files, dict(enumerate(captions(120))))
@@ -118,6 +121,7 @@ def test_languages_are_those_of_the_configuration(tmp_path):
     assert open_words(files, read_current(files).embeddings).manifest.analyser == "unicode"
 
 
+@pytest.mark.medium
 def test_equal_captions_are_in_the_order_of_rows(tmp_path, in_small_steps):
     files = new_store(tmp_path / "s")
     night(files, dict.fromkeys(range(50), "the same sea"))

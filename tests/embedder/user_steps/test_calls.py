@@ -76,6 +76,7 @@ def called(tmp_path):
         calls.close()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [
@@ -92,6 +93,7 @@ def test_values_are_brought_to_the_declared_types(called, kind, value, expected)
     assert called("give", kind, settings={"value": repr(value)}) == [{"value": expected}] * 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("kind", "value", "said"),
     [
@@ -116,6 +118,7 @@ def test_one_row_becomes_as_many_as_are_allowed(called):
     assert "1001 rows for one, max_rows is 1000" in found.error
 
 
+@pytest.mark.medium
 def test_secrets_stay_here_and_neighbours_are_found(called, monkeypatch):
     monkeypatch.setenv("OUR_SECRET_KEY", "seen")
     assert called("secret", "string") == [{"value": "hidden1"}] * 2
@@ -137,10 +140,12 @@ def test_a_function_whose_process_dies_each_time_is_given_up(called):
         called("die", "int32", tuple("abcdefghijklmnopqrstuvwxyz"))
 
 
+@pytest.mark.medium
 def test_settings_are_arguments_of_a_class(called):
     assert called("Counter", "int32", settings={"start": 7}) == [{"value": 108}] * 2
 
 
+@pytest.mark.medium
 def test_an_instance_lives_from_batch_to_batch_and_is_closed(tmp_path):
     (tmp_path / "own.py").write_text(SOURCE)
     (tmp_path / "neighbour.py").write_text("ONE = 1\n")

@@ -52,6 +52,7 @@ def wide_model(tmp_path_factory):
     return init_model(config, folder, seed=0, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
 
 
+@pytest.mark.medium
 def test_three_stages_equal_the_unsplit_towers_to_the_last_bit_and_the_command_says_so(source, tiny_model):
     ended = run_here("verify", source, "--model", tiny_model, "--json")
     assert ended.code == 0, ended.stderr
@@ -65,6 +66,7 @@ def test_three_stages_equal_the_unsplit_towers_to_the_last_bit_and_the_command_s
     assert [texts[name] for name in names] == ["text", 8, 8, 0]
 
 
+@pytest.mark.medium
 def test_bfloat16_loses_something_but_its_cut_nothing(make_run, source):
     found = verify(make_run(source, dtype="bfloat16"))
     assert found.failures == []
@@ -73,6 +75,7 @@ def test_bfloat16_loses_something_but_its_cut_nothing(make_run, source):
     assert all(each.max_difference == 0 and each.reference == "one shard, bfloat16" for each in cut)
 
 
+@pytest.mark.medium
 def test_a_tolerance_below_the_error_of_the_dtype_is_exit_1_in_one_line_with_the_figures(source, tiny_model):
     options = ["--model", tiny_model, "--dtype", "bfloat16", "--tolerance", "1e-6", "--json"]
     ended = run_here("verify", source, *options)
@@ -160,6 +163,7 @@ def test_a_store_of_other_preprocessing_or_of_none_of_the_items_is_refused(make_
         verify(make_run(others), store=str(tmp_path / "store"))
 
 
+@pytest.mark.medium
 def test_without_a_source_the_shipped_pictures_are_taken_from_all_over_the_listing(tiny_model):
     found = verify(load_config(overrides={"model": str(tiny_model), "num_stages": 2}), num_items=7)
     assert (found.num_rows, found.num_pairs, found.failures) == (7, 7, [])

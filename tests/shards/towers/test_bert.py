@@ -145,6 +145,7 @@ def test_a_table_of_514_positions_takes_512_tokens():
         RobertaTower(max_position_embeddings=2)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("checkpoint", ["bert"], indirect=True)
 @pytest.mark.parametrize(
     "old_names",

@@ -168,6 +168,7 @@ def test_prompts_stand_before_texts_alone_and_take_instructions(checkpoint, mode
     check_refused(import_checkpoint, other, tmp_path / "other" / "out", "only the mean of the tokens")
 
 
+@pytest.mark.medium
 def test_audio_is_left_out(checkpoint, model, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "in")
     tensors = load_file(folder / WEIGHTS_FILE)
@@ -283,6 +284,7 @@ def test_what_cannot_be_imported_is_refused_by_name(checkpoint, tmp_path, part, 
     check_refused(import_checkpoint, folder, tmp_path / "out", message)
 
 
+@pytest.mark.medium
 def test_a_broken_or_missing_tensor_is_refused_by_name(checkpoint, tmp_path):
     tensors = load_file(checkpoint / WEIGHTS_FILE)
     name = "language_model.ple.per_layer_model_projection.weight"

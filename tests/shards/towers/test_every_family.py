@@ -39,6 +39,7 @@ def model(config, tmp_path):
     return init_model(config, tmp_path / "model", seed=0)
 
 
+@pytest.mark.medium
 def test_a_plan_for_three_devices_covers_it_and_gives_the_bits_of_the_unsplit_towers(config, model):
     plan = plan_shards(config, 3)
     specs = [stage.spec for stage in plan.stages]
@@ -73,6 +74,7 @@ def test_every_cut_of_fresh_weights_is_exact(config, model):
     check_every_cut(model, make_batch(config, captions_for(config)))
 
 
+@pytest.mark.medium
 def test_its_costs_are_measured_layer_by_layer_and_plan_it(config, model):
     costs = measure_costs(model, TimingSetting(num_rows=2))
     for side in (costs.vision, costs.text):

@@ -169,6 +169,7 @@ def test_a_plan_for_a_stated_fleet_takes_under_a_second(name, folder_of):
     assert sum(stage.weight_bytes for stage in answer.plan.stages) == weights
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", LARGE)
 def test_what_fits_no_device_is_refused(name, folder_of):
     folder = folder_of(name) / "model"
@@ -207,6 +208,7 @@ def save_vit(folder):
     save_timm(model, folder, **sizes)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("save", [save_clip, save_bert, save_vit])
 def test_beside_weights_the_configuration_is_that_of_the_whole_import(tmp_path, save):
     save(tmp_path / "checkpoint")

@@ -100,6 +100,7 @@ def test_every_cut_gives_the_bits_of_the_unsplit_tower(imported, batch):
         check_every_cut(imported, each)
 
 
+@pytest.mark.medium
 def test_no_part_can_be_left_out(imported, batch, tmp_path):
     check_every_part_matters(imported, batch, tmp_path)
 

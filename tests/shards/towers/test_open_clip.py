@@ -226,6 +226,7 @@ def test_captions_are_cleaned_as_open_clip_does(tmp_path, clean):
     assert ours == [ids[: ids.index(END) + 1] for ids in theirs]
 
 
+@pytest.mark.medium
 def test_a_folder_without_a_tokeniser_gets_open_clips_own(tmp_path):
     model_cfg = {"embed_dim": 24, "vision_cfg": VISION, "text_cfg": TEXT | {"vocab_size": 49408}}
     folder = save(tmp_path / "checkpoint", model_cfg, build(model_cfg))

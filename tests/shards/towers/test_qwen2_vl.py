@@ -137,6 +137,7 @@ def test_both_forms_of_tensor_names_give_the_same_weights(family, tmp_path):
     assert all(torch.equal(own[name], other[name]) for name in own)
 
 
+@pytest.mark.medium
 def test_a_template_can_write_the_conversation_of_a_models_own_code(family, tmp_path):
     """GME's: an instruction of its own, and one more token at the end, whose vector counts."""
     folder = shutil.copytree(family.checkpoint, tmp_path / "in")

@@ -134,6 +134,7 @@ def test_weights_of_older_names_are_renamed_as_timm_renames_them(tmp_path):
     check_features(tmp_path / "renamed", model)
 
 
+@pytest.mark.medium
 def test_it_gives_the_bits_of_timms_own_forward_functions_in_one_stage(tower):
     check_every_cut(tower[0], batch_of(tower[0]))
 
@@ -213,6 +214,7 @@ def on_meta(name):
         return timm.create_model(name, num_classes=0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -261,6 +263,7 @@ def test_what_gives_no_vector_of_a_square_is_refused(tmp_path, name, settings, m
     check_refused(import_checkpoint, tmp_path / "checkpoint", tmp_path / "model", message)
 
 
+@pytest.mark.medium
 def test_tables_that_timm_computes_otherwise_are_seen(tmp_path, monkeypatch):
     """A stage computes again what no weight file holds; the import compares it with what timm builds."""
     timm_swin(tmp_path / "checkpoint")

@@ -171,6 +171,7 @@ def test_grades_of_a_file_weigh_in_ndcg(make_store, tmp_path):
     assert evaluation_parts(found)
 
 
+@pytest.mark.medium
 def test_a_tracker_is_told_the_figures_the_curve_and_both_files(make_store, tmp_path, monkeypatch):
     client = NotedRun()
     monkeypatch.setattr(trackers, "require", lambda extra, where: None)
@@ -207,6 +208,7 @@ class NotedRun:
         self.ended.append(succeeded)
 
 
+@pytest.mark.medium
 def test_the_command_prints_one_json_document_and_saves_the_same(make_store, tmp_path):
     make_store(pictures())
     arguments = ["evaluate", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out"), "-k", "3", "--json"]

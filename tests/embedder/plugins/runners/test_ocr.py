@@ -66,6 +66,7 @@ def test_a_picture_without_sharp_edges_is_not_read():
     assert not may_hold_text(Image.new("RGB", (1, 1)))
 
 
+@pytest.mark.medium
 def test_what_is_missing_or_broken_is_named(tmp_path):
     with pytest.raises(ServableError, match="no such folder; uri = .rapidocr."):
         make_servable(SECTION | {"uri": str(tmp_path / "none")}).files()

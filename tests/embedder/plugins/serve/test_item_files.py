@@ -143,6 +143,7 @@ REPLACED = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("replace", REPLACED)
 def test_what_takes_the_place_of_a_clip_is_not_given_out(live, replace, tmp_path):
     content = (live.source / "files/clips/0.mp4").read_bytes()

@@ -81,6 +81,7 @@ def test_rejects_are_listed_with_their_reason(live):
     assert reject["error"]
 
 
+@pytest.mark.medium
 def test_a_catalogue_shows_types_of_files_and_no_place_of_a_missing_one(tiny_model, tmp_path):
     scans = tmp_path / "secret" / "scans"
     scans.mkdir(parents=True)

@@ -130,6 +130,7 @@ def test_no_request_runs_code_of_the_store_unless_the_operator_allowed_it(files,
         assert str(tmp_path) not in str(answer.error)
 
 
+@pytest.mark.medium
 def test_places_are_shown_by_no_model_unless_uris_are(tmp_path):
     """The medium's columns stand in the main model's table; a further model's rows have them, too."""
     pictures = [picture(name, 10 * number) for number, name in enumerate(("a.png", "b.png"))]

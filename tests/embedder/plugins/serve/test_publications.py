@@ -178,6 +178,7 @@ def test_while_versions_are_published_no_answer_mixes_two(live, files, tmp_path)
     assert len(asked) > 20
 
 
+@pytest.mark.medium
 def test_a_server_is_ready_while_texts_can_be_encoded_and_says_why_it_is_not(tiny_model, tmp_path, monkeypatch):
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     config, _ = make_store(tmp_path / "made", model)

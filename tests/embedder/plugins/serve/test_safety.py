@@ -117,6 +117,7 @@ def test_where_files_lie_is_told_to_nobody(live, tmp_path):
     assert str(tmp_path / "a.png") not in live.search(QUERY).body.decode()
 
 
+@pytest.mark.medium
 def test_what_is_purged_is_gone_from_answers_caches_and_thumbnails(live, files, tmp_path):
     first = read_current(files).run_id
     image = live.item("a.png", "/image?size=160")
@@ -190,6 +191,7 @@ def test_a_bucket_that_goes_away_is_told_without_its_credentials(monkeypatch, tm
         next(bucket, None)
 
 
+@pytest.mark.medium
 def test_logs_hold_no_tokens_queries_or_conditions(files, tmp_path, caplog):
     token_file = tmp_path / "tokens"
     token_file.write_text(TOKEN)

@@ -156,6 +156,7 @@ def test_a_section_that_makes_no_sense_is_refused(values, found):
         TrackerConfig(**values)
 
 
+@pytest.mark.medium
 def test_mlflow_gets_names_that_it_takes(monkeypatch):
     validation = pytest.importorskip("mlflow.utils.validation", reason="the extra `mlflow` is not installed")
     client, logged = clients.MlflowClient(TrackerConfig(kind="mlflow", uri="sqlite:///a")), []
@@ -185,6 +186,7 @@ def noted_run(make_run, source, monkeypatch, client, **changes):
     return make_run(source, tracker=tracker, rows_per_part=2, batch_size=2, decode={"items_per_task": 2}, **changes)
 
 
+@pytest.mark.medium
 def test_a_run_tells_its_tracker_at_each_part_and_goes_on_without_it(make_run, tmp_path, monkeypatch, caplog):
     source = samples.folder(tmp_path / "in", num_images=8)
     client = Notes(fails_at=3)

@@ -88,6 +88,7 @@ def test_the_teacher_alone_trains_a_pruned_student_the_same_each_time_and_resume
         train(other, resume=True)
 
 
+@pytest.mark.medium
 def test_items_that_the_teacher_lacks_or_has_of_another_content_are_left_out_and_counted(store, tiny_model, tmp_path):
     rows = train_samples.rows_of(range(66))  # six are new
     for row in rows[:4]:

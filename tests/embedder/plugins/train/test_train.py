@@ -223,6 +223,7 @@ def test_clips_are_rejected_not_trained_on(tiny_model, tmp_path):
     assert (report.num_rejected, report.num_unpaired) == (1, 10)
 
 
+@pytest.mark.medium
 def test_items_that_are_all_without_a_caption_end_the_run(tiny_model, tmp_path):
     rows = [row | {"title": None} for row in train_samples.rows_of(range(30))]
     source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
@@ -256,6 +257,7 @@ def test_captions_of_more_characters_than_the_vocabulary_name_the_key_to_raise(t
         train(config)
 
 
+@pytest.mark.medium
 def test_an_attempt_that_took_no_step_leaves_no_tokeniser_to_the_next(pairs, tmp_path):
     """It may have been killed while held-out items were decoded, and begun with other captions or another size."""
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}))
@@ -304,6 +306,7 @@ def test_a_run_learns_and_keeps_the_model_that_was_best_on_held_out_pictures(tin
     assert {hit.item_id for hit in hits} <= blue
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("what", "num_runs"), [("all", 384), ("projections", 96)])
 def test_projections_only_runs_each_image_through_the_towers_once(tmp_path, monkeypatch, what, num_runs):
     """Whence an epoch is many times faster."""
@@ -324,6 +327,7 @@ def test_projections_only_runs_each_image_through_the_towers_once(tmp_path, monk
     assert [line["num_images"] for line in metrics(out)] == [32] * 12
 
 
+@pytest.mark.medium
 def test_a_resumption_with_other_settings_or_items_is_refused(pairs, tiny_model, tmp_path):
     options = {"model": str(tiny_model), "train": {"num_steps": 2, "warmup_steps": 0}}
     train(training(pairs, tmp_path / "out", **options))

@@ -136,6 +136,7 @@ def test_a_student_comes_closer_to_its_teacher_than_without_and_the_map_is_not_e
     assert found["with"] < 0.5 * found["without"]
 
 
+@pytest.mark.medium
 def test_resumed_it_equals_an_uninterrupted_run_and_another_teacher_is_refused(make_config, teacher, tmp_path):
     config = make_config(STEM)
     whole, first, second = (Trainer(config, settings(), teacher=(DistillSettings(), 40)) for _ in range(3))

@@ -105,6 +105,7 @@ def test_values_drawn_by_count_and_one_by_one_give_the_same_interval():
     assert one_by_one.high == pytest.approx(by_count.high, abs=0.006)
 
 
+@pytest.mark.medium
 def test_percentiles_of_hits_are_those_of_all_resamples_there_are():
     differences = np.array([1.0, 1.0, 0.0, -1.0] * 3 + [0.0])
     num, draws = len(differences), np.random.default_rng(5)

@@ -64,6 +64,7 @@ def assert_same_weights(one, other):
         assert torch.equal(found[name], expected[name]), name
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("changes", [{}, {"loss": "siglip"}, {"dtype": "bfloat16", "patch_dropout": 0.3}])
 def test_one_seed_gives_the_same_weights_twice_and_another_seed_others(make_config, changes):
     config = make_config(STEM)

@@ -196,6 +196,7 @@ def test_what_is_remembered_names_nobody_and_differs_from_store_to_store(files, 
     assert b"a.jpg" not in files.read("purged.json")
 
 
+@pytest.mark.medium
 def test_checkpoints_that_name_it_are_made_anew(files, three_runs):
     for name in ("items", "embeddings"):
         DeltaTable(files.uri(name)).create_checkpoint()

@@ -106,6 +106,7 @@ def test_of_a_model_that_no_kept_publication_has_a_vacuum_leaves_its_logs_and_it
     assert ids(open_store(files.address, model="clip").search(QUERY, k=1)) == ["f.jpg"]
 
 
+@pytest.mark.medium
 def test_a_vacuum_of_a_removed_model_that_is_killed_leaves_tables_that_a_run_can_go_on_with(files, monkeypatch):
     drop_model(files, "labels")
     view, expected = model_files(files, "labels"), state(files)
@@ -155,6 +156,7 @@ def test_a_rollback_whose_model_lost_a_file_is_refused(files):
         rollback(files, target.run_id, no_index)
 
 
+@pytest.mark.medium
 def test_a_purged_item_leaves_every_model_and_version_and_nothing_names_it(files):
     bystanders = {key: [each for each in rows if each["item_id"] != "a.jpg"] for key, rows in state(files).items()}
     with write_lock(files):

@@ -198,6 +198,7 @@ def test_the_last_publication_killed_at_any_change_is_brought_to_its_end(monkeyp
     assert number > 8
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(8))
 def test_any_sequence_of_sessions_kills_and_publications_ends_in_the_rows_of_the_last_sessions(
     files, monkeypatch, seed

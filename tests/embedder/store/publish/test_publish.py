@@ -217,6 +217,7 @@ def test_a_publication_cut_off_between_its_commits_is_finished_as_it_was_decided
         assert [each["item_id"] for each in rows_of(files, name)] == ["a.jpg", "c.jpg"]
 
 
+@pytest.mark.medium
 def test_part_files_are_rewritten_side_by_side_and_each_keeps_its_other_rows(files, monkeypatch):
     for number in range(4):
         publish_rows(files, row(f"{number}/changes.jpg"), row(f"{number}/stays.jpg"))
@@ -250,6 +251,7 @@ def test_a_part_file_that_can_not_be_rewritten_leaves_what_was_published(files, 
     assert (rows_of(files), read_current(files)) == (before, current)
 
 
+@pytest.mark.medium
 def test_paths_do_not_grow_with_every_run(files):
     publish_rows(files, row("a.jpg"), row("b.jpg"))
     for number in range(4):

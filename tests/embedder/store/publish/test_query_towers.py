@@ -90,6 +90,7 @@ def expected(folder, text="w5 w6 w7"):
     return QueryEncoder(open_model(str(folder))).encode_text([text])
 
 
+@pytest.mark.medium
 def test_a_store_without_them_searches_by_torch_and_names_the_command_that_writes_them(models, tmp_path, caplog):
     files, _ = publish_model(tmp_path / "store", models[0])
     with caplog.at_level(logging.INFO):
@@ -158,6 +159,7 @@ def test_another_models_folder_writes_none(models, tmp_path):
     assert open_store(files.address, model=str(models[0])).encoder.kind == "onnx"
 
 
+@pytest.mark.medium
 def test_vacuum_keeps_the_towers_of_every_publication_that_can_be_opened(models, tmp_path):
     address = tmp_path / "store"
     infos = []
