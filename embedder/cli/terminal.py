@@ -4,7 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,12 @@ class Terminal(Console):
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, highlight=False, markup=False, emoji=False, force_jupyter=False)
 
+    def on_broken_pipe(self) -> None:
+        """Show no more messages where who read them is gone; who no longer reads a result ends the command."""
+        if not self.stderr:
+            super().on_broken_pipe()
+        self.quiet = True
+
     def print(self, *objects: Any, **options: Any) -> None:
         """Print lines and tables; a string is one line."""
         lines = (Text(printable(each, MAX_LINE_CHARACTERS)) if isinstance(each, str) else each for each in objects)
@@ -61,8 +67,9 @@ class TerminalLog(logging.Handler):
     """Handler that prints messages on standard error; secrets are masked."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one line."""
-        error_terminal().print(mask(record.getMessage()), style="dim", soft_wrap=True)
+        """Print one line; a terminal that is gone ends no run."""
+        with suppress(OSError):
+            error_terminal().print(mask(record.getMessage()), style="dim", soft_wrap=True)
 
 
 @contextmanager

@@ -1,7 +1,11 @@
-"""Ctrl-C and SIGTERM for a whole command: the first unwinds it or is handled by the run; a second ends it at once."""
+"""Ctrl-C, SIGTERM, SIGHUP for a whole command: the first unwinds it or is handled by the run; a second ends it at once.
+
+SIGHUP comes when the terminal goes, as with a lost connection; where it is ignored, as below nohup, it stays ignored.
+"""
 
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -9,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_S = 0.5  # a terminal and a wrapper may both pass on one key press
 BY_SIGNAL = 128  # plus its number: the exit code of what a signal ended, as shells have it
 SHOW_CURSOR = "\x1b[?25h"  # a progress bar that is cut off has hidden it
@@ -78,10 +82,12 @@ def interruptible() -> Iterator[None]:
 @contextmanager
 def handling(handler: Handler) -> Iterator[dict[int, Handler | int]]:
     """Handle the signals in the block; yields the handlers that each signal had before."""
-    before = {int(each): signal.getsignal(each) or signal.SIG_DFL for each in SIGNALS}
+    before: dict[int, Handler | int] = {int(each): signal.getsignal(each) or signal.SIG_DFL for each in SIGNALS}
+    if before[signal.SIGHUP] == signal.SIG_IGN:
+        del before[signal.SIGHUP]
     try:
-        for each in SIGNALS:
-            signal.signal(each, handler)
+        for number in before:
+            signal.signal(number, handler)
         yield before
     finally:
         for number, earlier in before.items():
@@ -98,11 +104,23 @@ def _end_at_second(receiver: int) -> None:
         while number := numbers.read(1):
             if number[0] not in SIGNALS:
                 continue
+            if number[0] == signal.SIGHUP:
+                _leave_terminal()
             if presses.is_first():
                 for notice in _notices[-1:]:
                     notice(number[0])
             elif presses.is_again():
                 end_at_once(number[0])
+
+
+def _leave_terminal() -> None:
+    """Write into nothing from now on where the terminal, which is gone, would refuse each line."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(number).st_mode):
+                os.dup2(null, number)
+    os.close(null)
 
 
 def end_at_once(number: int) -> None:

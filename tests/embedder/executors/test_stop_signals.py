@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM in every phase of a run: what is finished is kept, the wait is said, and a second one ends it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from embedding_runs import assert_same, embedded
 from stop_runs import Listening, num_kept, once, press, wait_until
 
 from embedder.errors import RunFailedError
-from embedder.executors.interrupts import SAME_S, SignalInterrupt, delay_signals, interruptible
+from embedder.executors.interrupts import SAME_S, SignalInterrupt, delay_signals, handling, interruptible
 from embedder.executors.job import decode_spec
 from embedder.ingest import publish_or_refuse
 from embedder.ingest.embed import embed
@@ -292,3 +293,16 @@ def test_two_signals_leave_no_process_of_ray(make_run, tmp_path, line):
     assert "Traceback" not in log.read_text()
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive
+
+
+def test_a_run_below_nohup_does_not_hear_of_its_terminals_end():
+    heard = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with handling(lambda number, _: heard.append(number)):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == [signal.SIGTERM]

@@ -2,8 +2,12 @@
 
 import json
 import os
+import pty
+import re
+import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -94,4 +98,31 @@ def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     assert "the same command goes on" in stderr
     assert "Traceback" not in stderr
     assert not (tmp_path / "store" / "CURRENT.json").exists()
+    assert_same(run_to_the_end(*arguments), undisturbed)
+
+
+IN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Takes standard input as the terminal of its session, and becomes the command."""
+
+
+def test_a_run_whose_terminal_goes_keeps_what_is_finished_and_calls_its_hook(source, tiny_model, tmp_path, undisturbed):
+    """As over a connection that is lost: the kernel sends SIGHUP, and refuses what is written to the terminal."""
+    hook = f"on_failure.command={json.dumps(['sh', '-c', f'cat > {tmp_path}/summary.json'])}"
+    arguments = (source, tiny_model, tmp_path / "store", "local", METRICS, hook)
+    ours, theirs = pty.openpty()
+    started = [sys.executable, "-c", IN_TERMINAL, *command(*arguments)]
+    process = subprocess.Popen(started, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    deadline = time.monotonic() + 120
+    while len(list(Path(arguments[2]).glob("runs/*/journal/*.json"))) < 2:
+        if select.select([ours], [], [], 0.005)[0]:
+            os.read(ours, 1 << 16)
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+    os.close(ours)
+    assert process.wait(timeout=120) == 1
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert re.fullmatch(r"stopped on request after \d+ items, kept .*; the same command goes on", summary["message"])
     assert_same(run_to_the_end(*arguments), undisturbed)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from embedder.cli import main
 from embedder.cli.results import Result, json_line, print_result
-from embedder.cli.terminal import MAX_CELL_CHARACTERS, Terminal, TerminalLog
+from embedder.cli.terminal import MAX_CELL_CHARACTERS, Terminal, TerminalLog, error_terminal
 from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
 from embedder.observability.log import RunLog, messages_to
@@ -147,6 +147,21 @@ def test_progress_lines_are_escaped(capsys):
     shown = capsys.readouterr().err
     assert hostile_texts.raw_characters(shown) == []
     assert shown.count("\n") == 200
+
+
+def test_a_message_that_nobody_can_read_any_more_ends_nothing(monkeypatch):
+    """As where standard error goes into a program that has ended."""
+
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError("nobody reads")
+
+    console = error_terminal()
+    monkeypatch.setattr(console, "quiet", False)
+    monkeypatch.setattr(console, "file", Gone())
+    with messages_to(TerminalLog()):
+        logging.getLogger("embedder").info("publishing")
+        logging.getLogger("embedder").info("published")
 
 
 def test_json_gives_every_string_back_and_is_safe_to_print(capsys):
