@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from embedder.cli.options import add_command, add_plugins
+from embedder.cli.results import Result, print_result
 from embedder.cli.terminal import MAX_LINE_CHARACTERS, TerminalLog
 from embedder.config_toml.mistakes import ConfigMistakesError
 from embedder.entry_points import COMMANDS as PLUGINS
@@ -60,7 +61,7 @@ COMMANDS = {
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        sys.stdout.write(f"embedder {__version__}\n")
+        print_result(False, Result({}, [f"embedder {__version__}"]))
         raise typer.Exit()
 
 

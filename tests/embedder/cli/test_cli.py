@@ -167,7 +167,7 @@ def test_closed_standard_streams_change_no_exit_code(words):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("words", [["config"], ["config", "--json"]])
+@pytest.mark.parametrize("words", [["config"], ["config", "--json"], ["--version"]])
 def test_a_full_disk_behind_standard_output_is_told_in_a_line(words, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     with Path("/dev/full").open("w") as full:
