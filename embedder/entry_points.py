@@ -53,7 +53,7 @@ def find_plugins(group: str) -> MappingProxyType[str, EntryPoint]:
     parser.read(OWN_FILE, encoding="utf-8")
     section = parser[group] if parser.has_section(group) else {}
     found = {name: EntryPoint(name, value, group) for name, value in section.items()}
-    for point in sorted(_read_entry_points(), key=lambda each: each.name):
+    for point in sorted(_read_entry_points(), key=lambda each: (each.name, each.value)):  # not as they were installed
         if point.group != group or (point.dist is not None and point.dist.name == PACKAGE):
             continue
         if point.name in found:

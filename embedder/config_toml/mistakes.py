@@ -5,6 +5,7 @@ pydantic finds them; one table rephrases the common ones. Others keep pydantic's
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time
 from difflib import get_close_matches
 from typing import Any, get_origin
 
@@ -253,7 +254,7 @@ def _instead(found: _Found) -> str | None:
         return _BOOLEANS.get(value.strip().lower()) if bool in kinds else None if number is None else toml(number)
     if bool in kinds and value in (0, 1):
         return toml(bool(value))
-    if str in kinds and isinstance(value, int | float):
+    if str in kinds and isinstance(value, int | float | date | time):
         return f'"{toml(value)}"'
     is_fraction = int in kinds and isinstance(value, float) and abs(value) < 2**53
     return f"{int(value)} or {int(value) + 1}" if is_fraction else None

@@ -74,7 +74,9 @@ WRONG_TYPES = {
         "integer"
     ),
     "model = 5": ', line 1: model = 5: found an integer; model takes a string or tables: write model = "5"',
-    "store = 2024-01-01": ", line 1: store = 2024-01-01: found a date or time; store takes a string",
+    "store = 2024-01-01": (
+        ', line 1: store = 2024-01-01: found a date or time; store takes a string: write store = "2024-01-01"'
+    ),
     'fast_start = "yes"': (
         ', line 1: fast_start = "yes": found a string; fast_start takes true or false: write fast_start = true'
     ),
@@ -230,6 +232,9 @@ def test_settings_get_the_same_lines_which_speak_of_set(tmp_path):
         ),
         "model=2024": (
             "--set model = 2024: found an integer; model takes a string or tables: write --set 'model=\"2024\"'"
+        ),
+        "store=2026-11-30": (
+            "--set store = 2026-11-30: found a date or time; store takes a string: write --set 'store=\"2026-11-30\"'"
         ),
         "fast_start=True": (
             '--set fast_start = "True": found a string; fast_start takes true or false: write --set fast_start=true'

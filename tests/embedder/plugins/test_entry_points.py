@@ -14,7 +14,7 @@ import samples
 
 import embedder
 from embedder import entry_points
-from embedder.entry_points import GROUPS, OWN_FILE, TRACKERS, find_plugins, load_plugin
+from embedder.entry_points import GROUPS, OWN_FILE, TARGETS, TRACKERS, find_plugins, load_plugin
 from embedder.errors import ConfigError
 
 ROOT = Path(embedder.__file__).parents[1]
@@ -132,3 +132,14 @@ def test_without_the_folder_of_plugins_the_core_embeds_refreshes_and_searches(ti
     found = core("search", "a red car", "--store", "store", "--json")
     assert len(json.loads(found.splitlines()[-1])["hits"]) == 3
     assert "No such command 'serve'" in run("serve", "store", path=[tmp_path], cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
+def test_of_two_packages_with_one_name_the_same_one_counts_however_they_were_installed(monkeypatch, order):
+    points = tuple(EntryPoint("nomad", f"{name}:write", TARGETS) for name in order)
+    monkeypatch.setattr(entry_points, "_read_entry_points", lambda: points)
+    find_plugins.cache_clear()
+    try:
+        assert find_plugins(TARGETS)["nomad"].value == "first:write"
+    finally:
+        find_plugins.cache_clear()
