@@ -3,6 +3,7 @@
 import re
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
+from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -23,6 +24,17 @@ _NAME = re.compile(_DNS_LABEL)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _LABEL_KEY = re.compile(rf"({_DNS_LABEL}(\.{_DNS_LABEL})*/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+_CRON = (
+    ("minute", 0, 59, ""),
+    ("hour", 0, 23, ""),
+    ("day of the month", 1, 31, ""),
+    ("month", 1, 12, "jan feb mar apr may jun jul aug sep oct nov dec"),
+    ("day of the week", 0, 6, "sun mon tue wed thu fri sat"),
+)
+"""Fields of a schedule, their bounds, and names for the numbers from the lower one on."""
+_CRON_PART = re.compile(r"(?:[*?]|(\w+)(?:-(\w+))?)(?:/([1-9]\d*))?")
 
 
 def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
@@ -212,6 +224,27 @@ class DeployConfig(ConfigSection):
     notebook: NotebookConfig = NotebookConfig()
     service: ServiceConfig = ServiceConfig()
     slurm: SlurmConfig = SlurmConfig()
+
+    @field_validator("schedule")
+    @classmethod
+    def _in_bounds(cls, schedule: str) -> str:
+        """Refuse what no night would follow: the cluster's scheduler reports it in a log of its own at most."""
+        for text, (field, lowest, highest, names) in zip(schedule.split(), _CRON, strict=False):
+            numbers = {name: lowest + place for place, name in enumerate(names.split())}
+            for part in text.split(",") if not text.startswith("@") else ():
+                found = _CRON_PART.fullmatch(part)
+                ends = [numbers.get(end.lower(), end) for end in found.groups()[:2] if end] if found else ["none"]
+                known = [int(end) for end in ends if str(end).isdecimal()]
+                if len(known) < len(ends) or known != sorted(known) or not all(lowest <= n <= highest for n in known):
+                    raise ValueError(f"{part!r} is no {field}: write {lowest} to {highest}, as 2, 1-5, 1,3 or */6")
+        return schedule
+
+    @field_validator("time_zone")
+    @classmethod
+    def _is_known(cls, time_zone: str) -> str:
+        if (known := available_timezones()) and time_zone not in known:  # a small image may have no database
+            raise ValueError(f"{time_zone}: no name of the time zone database; write one, as Europe/Berlin")
+        return time_zone
 
     @field_validator("env")
     @classmethod

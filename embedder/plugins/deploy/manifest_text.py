@@ -13,6 +13,7 @@ COMMENT = "# "
 _COMMENT_LINE = re.compile(r"^( *(?:- )*)(['\"])# (.*)\2: null$", re.MULTILINE)
 # Kubernetes takes these for numbers or truth values, and PyYAML for texts that need no quotes.
 _NO_TEXT_IN_GO = re.compile(r"[yYnN]|[-+]?(0o[0-7_]+|[0-9_]*\.?[0-9_]*([eE][-+]?[0-9]+)?)")
+_LINE_ENDS_OF_YAML = re.compile("[\x85\u2028\u2029]")  # for some readers, outside double quotes
 _UNITS = (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10))
 
 
@@ -27,6 +28,8 @@ class _BlockDumper(yaml.SafeDumper):  # type: ignore[misc]
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     is_block = "\n" in text and all(line == line.rstrip() for line in text.split("\n"))
     style = "|" if is_block else "'" if _NO_TEXT_IN_GO.fullmatch(text) else None
+    if _LINE_ENDS_OF_YAML.search(text):
+        style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -260,6 +260,7 @@ def test_comments_stand_in_the_text_and_nowhere_else(texts, documents):
 
 def test_texts_of_the_user_stay_texts():
     odd = {"a": "no", "b": "1e3", "c": "# x", "d": "two\nlines\n", "e": "x: y", "f": "'# z': null", "g": "é\u202e"}
+    odd |= {"h": "a\x85b", "i": "two\nli\x85nes\n", "j": "a\u2028b"}
     text = manifest_text(["head"], {"# why": None, **odd})
     assert yaml.safe_load(text) == odd
     assert text.startswith("# head\n---\n# why\na: ")
@@ -296,6 +297,12 @@ def test_secrets_are_referred_to_and_never_written(tmp_path, texts):
         ('"s3://team/shop"', '"runs/shop"', "store = 'runs/shop'"),
         ('"s3://team/shop"', '"file:///runs/shop"', "store = 'file:///runs/shop'"),
         ("[deploy]\n", '[deploy]\nschedule = "at night"\n', "schedule"),
+        ("[deploy]\n", '[deploy]\nschedule = "0 25 * * *"\n', "'25' is no hour: write 0 to 23"),
+        ("[deploy]\n", '[deploy]\nschedule = "5-61 * * * *"\n', "'5-61' is no minute"),
+        ("[deploy]\n", '[deploy]\nschedule = "0 1 0 * *"\n', "'0' is no day of the month: write 1 to 31"),
+        ("[deploy]\n", '[deploy]\nschedule = "0 1 * * mon-sun"\n', "'mon-sun' is no day of the week"),
+        ("[deploy]\n", '[deploy]\nschedule = "*/0 1 * * 1,"\n', "'[*]/0' is no minute"),
+        ("[deploy]\n", '[deploy]\ntime_zone = "Europe/Berlim"\n', "Europe/Berlim: no name of the time zone database"),
         ("[deploy]\n", "[deploy.service]\nno_auth = false\n\n[deploy]\nautoscaling = 3\n", "autoscaling"),
         ('name = "shop"', 'name = "Shop"', "small letters"),
         ('name = "shop"', 'name = "2026-shop"', "'2026-shop'.*begin with a letter"),
@@ -311,6 +318,12 @@ def test_what_no_pod_could_use_is_refused(tmp_path, before, after, message):
     assert before in CONFIG
     with pytest.raises(ConfigError, match=message):
         kuberay_texts(tmp_path, CONFIG.replace(before, after, 1))
+
+
+@pytest.mark.parametrize("schedule", ["*/15 0-6,22 ? JAN-mar Mon-Fri", "5/20 1 1,15 * 0", "@weekly"])
+def test_what_cron_knows_is_a_schedule(tmp_path, schedule):
+    text = kuberay_texts(tmp_path, CONFIG.replace("[deploy]\n", f'[deploy]\nschedule = "{schedule}"\n', 1))
+    assert yaml.safe_load(text["raycronjob.yaml"])["spec"]["schedule"] == schedule
 
 
 def test_files_that_are_switched_off_are_no_paths(tmp_path):
