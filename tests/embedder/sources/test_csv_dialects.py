@@ -103,7 +103,7 @@ REFUSED = {
     "\n\n": "the file is empty",
     "file,file\na,b\n": r":1: two columns are named 'file'",
     'file,title\na.jpg,"open\n': r":2: no valid CSV \(unexpected end of data\)",
-    "file,title\na.jpg," + "x" * 200_000 + "\n": r":2: no valid CSV \(field larger than field limit",
+    "file,title\na.jpg," + "x" * (17 << 20) + "\n": r":2: no valid CSV \(field larger than field limit",
 }
 
 
@@ -112,6 +112,11 @@ def test_what_no_dialect_reads_is_refused_with_what_is_the_matter(tmp_path, text
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(SourceError, match=REFUSED[text]):
         rows_of(tmp_path / "t.csv")
+
+
+def test_a_value_as_long_as_a_picture_in_base64_is_read(tmp_path):
+    (tmp_path / "t.csv").write_text(f'file,title\na.jpg,"{"x" * 400_000}"\nb.jpg,y\n')
+    assert rows_of(tmp_path / "t.csv")[1] == [["a.jpg", "x" * 400_000], ["b.jpg", "y"]]
 
 
 def test_a_sample_that_ends_within_a_value_tells_the_dialect_and_lines_keep_their_numbers(tmp_path):
