@@ -4,10 +4,10 @@
 in code and their captions under `photos/in`, a model of random weights, one run, one index.
 """
 
-import tarfile
 from pathlib import Path
 
 import pytest
+from old_stores import unpack_store
 
 import embedder
 
@@ -16,8 +16,7 @@ EARLIER = Path(__file__).parent / "data" / "store_format_2.tar.gz"
 
 @pytest.fixture
 def photos(tmp_path):
-    with tarfile.open(EARLIER) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack_store(EARLIER, tmp_path)
     return tmp_path / "photos"
 
 

@@ -4,7 +4,6 @@
 index, and an unfinished run.
 """
 
-import tarfile
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from old_stores import unpack_store
 from store_samples import INFO, begin, row, table
 from store_states import Killed, build_store_index, dying, no_index, rows_now, state_now
 
@@ -37,8 +37,7 @@ OLD = Path(__file__).parent / "data" / "store_format_1.tar.gz"
 
 
 def unpack(folder: Path) -> StoreFiles:
-    with tarfile.open(OLD) as archive:
-        archive.extractall(folder, filter="data")
+    unpack_store(OLD, folder)
     return StoreFiles(folder / "store_format_1")
 
 

@@ -198,7 +198,7 @@ IMPOSSIBLE_MS = 1e-6
 @pytest.mark.medium
 def test_by_hand_the_nearest_is_published_where_none_keeps_the_limits_unless_the_last_finds_more(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "index.autotune._times_s", lambda run, given: [1e-5 for _ in given]
+        "index.autotune.Meter._times_s", lambda _, run, given: [1e-5 for _ in given]
     )  # or chance says who is near
     files = indexed_store(tmp_path / "store", kind="flat")
     first, exact = read_current(files).index, manifest_of(files, read_current(files).index)
