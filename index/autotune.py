@@ -143,17 +143,14 @@ class Meter:
     ) -> float:
         """Estimate the share of its latency with which `chosen` would just reach the target.
 
-        It lies between `chosen` and the next lower effort of `points`. Efforts are measured in steps, and one design
-        may find far more than the target with the first that reaches it, another just as much. What isn't found is
-        taken to fall geometrically with time.
+        It lies between `chosen` and the next lower effort of `points`, lower in one parameter. Efforts are measured in
+        steps, and one design may find far more than the target with the first that reaches it, another just as much.
+        What isn't found is taken to fall geometrically with time.
         """
-        name = next(iter(chosen.parameters), None)
-        others = {key: value for key, value in chosen.parameters.items() if key != name}
         below = [
             point
             for point in points
-            if point.recall_at_10 < target
-            and {key: value for key, value in point.parameters.items() if key != name} == others
+            if point.recall_at_10 < target and len(point.parameters.items() - chosen.parameters.items()) == 1
         ]
         if not below or not target < chosen.recall_at_10 < 1:
             return 1.0

@@ -190,13 +190,16 @@ class DesignTrials:
             points, point = tune(self._ground_truth, target)
             if design.is_exact:
                 self._exact_ms = point.latency_ms
-            measured = {"recall_at_10": max(0.0, point.recall_at_10 - lost)}
+            share = 1.0
             if design.has_projected_codes:
                 share = meter.share_at_target(points, point, self._ground_truth, target)
-                measured["latency_ms"] = round(share * point.latency_ms, 5)
+            measured = {
+                "recall_at_10": max(0.0, point.recall_at_10 - lost),
+                "latency_ms": round(share * point.latency_ms, 5),
+            }
             trial = _trial(design, index, point.model_copy(update=measured), build_s, self._num_vectors)
         if not design.on_disk:
-            self._keep(trial, point, meter)
+            self._keep(trial, meter, share)
         return trial
 
     def compare(self, trials: Sequence[DesignTrial]) -> list[DesignTrial]:
@@ -215,9 +218,8 @@ class DesignTrials:
         self._kept.clear()
         return [found.get(trial.design, trial) for trial in trials]
 
-    def _keep(self, trial: DesignTrial, measured: Point, meter: Meter) -> None:
+    def _keep(self, trial: DesignTrial, meter: Meter, share: float) -> None:
         """Keep an index to compare it later; the slowest are let go if together they take too much memory."""
-        share = trial.latency_ms / measured.latency_ms if measured.latency_ms else 1.0
         self._kept[trial.design] = _Kept(meter, share, trial.latency_ms, faiss_build.num_bytes(meter.index))
         most_bytes = _KEPT_SAMPLES * self._sample.num_vectors * self._sample.dim * 4
         while sum(each.num_bytes for each in self._kept.values()) > most_bytes:

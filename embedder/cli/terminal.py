@@ -37,9 +37,10 @@ class Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         """Show no more messages where who read them is gone; who no longer reads a result ends the command."""
-        if not self.stderr:
+        if self.stderr:
+            self.quiet = True
+        else:
             super().on_broken_pipe()
-        self.quiet = True
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print lines and tables; a string is one line."""

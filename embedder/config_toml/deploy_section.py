@@ -34,7 +34,7 @@ _CRON = (
     ("day of the week", 0, 6, "sun mon tue wed thu fri sat"),
 )
 """Fields of a schedule, their bounds, and names for the numbers from the lower one on."""
-_CRON_PART = re.compile(r"(?:[*?]|(\w+)(?:-(\w+))?)(?:/([1-9]\d*))?")
+_CRON_PART = re.compile(r"(?:[*?]|(\w+)(?:-(\w+))?)(?:/[1-9]\d*)?", re.ASCII)
 
 
 def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
@@ -229,11 +229,13 @@ class DeployConfig(ConfigSection):
     @classmethod
     def _in_bounds(cls, schedule: str) -> str:
         """Refuse what no night would follow: the cluster's scheduler reports it in a log of its own at most."""
-        for text, (field, lowest, highest, names) in zip(schedule.split(), _CRON, strict=False):
+        if schedule.startswith("@"):
+            return schedule
+        for text, (field, lowest, highest, names) in zip(schedule.split(" "), _CRON, strict=True):
             numbers = {name: lowest + place for place, name in enumerate(names.split())}
-            for part in text.split(",") if not text.startswith("@") else ():
+            for part in text.split(","):
                 found = _CRON_PART.fullmatch(part)
-                ends = [numbers.get(end.lower(), end) for end in found.groups()[:2] if end] if found else ["none"]
+                ends = [numbers.get(end.lower(), end) for end in found.groups() if end] if found else ["none"]
                 known = [int(end) for end in ends if str(end).isdecimal()]
                 if len(known) < len(ends) or known != sorted(known) or not all(lowest <= n <= highest for n in known):
                     raise ValueError(f"{part!r} is no {field}: write {lowest} to {highest}, as 2, 1-5, 1,3 or */6")
