@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import samples
+from published_models import PUBLISHED
 from tiny_models import tiny_config
 
 import embedder
@@ -18,6 +20,9 @@ from embedder.compat import worker_options
 from embedder.compat.ray_data import actor_pool, map_blocks
 from embedder.placement.device_settings import GPU_SETTINGS, STORE_SHARE, fit_to_store
 from shards.fresh import init_model
+from shards.planning.devices import DEVICES, GPU_CALLS, GPU_ROWS
+from shards.planning.planning_costs import estimate_costs
+from shards.shard_specs import whole_model
 from shards.train_tokenizer import train_tokenizer
 
 PROGRAM = Path(__file__).parents[2] / "support" / "small_store_run.py"
@@ -111,38 +116,46 @@ def test_a_full_disk_below_the_object_store_is_one_line_and_the_same_command_goe
     assert "the same command goes on" in found["failure"]
 
 
-def part_of_best_rate(num_rows, store_bytes, row_bytes):
-    """Rate of three stages that sleep, of the best one, where Ray Data has so much memory for their blocks."""
+def part_of_best_rate(num_rows, num_blocks, bytes_handed_on, row_s=ROW_S, calls_at_once=1, store_bytes=None):
+    """Rate of stages that sleep, of the best one, where Ray Data has so much memory for their blocks.
+
+    `bytes_handed_on` are those of a row, by decoding and by each stage.
+    """
     import ray.data
 
-    sleep_s, num_blocks = ROW_S * num_rows, 512 // num_rows
+    sleep_s, num_stages = row_s * num_rows, len(bytes_handed_on) - 1
 
     class Sleeping:
-        def __call__(self, table):
-            began_s = time.time()
-            time.sleep(sleep_s)
-            return block(min(began_s, *table["began_s"].to_pylist()))
+        def __init__(self, row_bytes):
+            self._row_bytes, self._device = row_bytes, threading.Lock()
 
-    def block(began_s):
+        def __call__(self, table):
+            with self._device:
+                began_s = time.time()
+                time.sleep(sleep_s)
+            return block(min(began_s, *table["began_s"].to_pylist()), self._row_bytes)
+
+    def block(began_s, row_bytes):
         values = np.ones((num_rows, row_bytes), np.uint8)
         columns = {"values": pa.FixedShapeTensorArray.from_numpy_ndarray(values), "began_s": [began_s] * num_rows}
         return pa.table(columns | {"ended_s": [time.time()] * num_rows})
 
     options = ray.data.DataContext.get_current().execution_options
     before = options.resource_limits
-    options.resource_limits = ray.data.ExecutionResources(object_store_memory=store_bytes * STORE_SHARE)
+    if store_bytes is not None:
+        options.resource_limits = ray.data.ExecutionResources(object_store_memory=store_bytes * STORE_SHARE)
     tasks = {"batch_format": "pyarrow", "batch_size": None, "num_cpus": 0.25}
-    actors = {"num_gpus": 0, "num_cpus": 0.25, "compute": actor_pool(1, 1)} | worker_options()
+    actors = {"num_gpus": 0, "num_cpus": 0.25, "compute": actor_pool(1, 1, calls_at_once)} | worker_options()
     try:
         dataset = ray.data.range(num_blocks, override_num_blocks=num_blocks)
-        dataset = dataset.map_batches(lambda _: block(time.time() + 1e6), **tasks)
-        for _ in range(3):
-            dataset = map_blocks(dataset, Sleeping, (), rows_per_batch=num_rows, **actors)
+        dataset = dataset.map_batches(lambda _: block(time.time() + 1e6, bytes_handed_on[0]), **tasks)
+        for row_bytes in bytes_handed_on[1:]:
+            dataset = map_blocks(dataset, Sleeping, (row_bytes,), rows_per_batch=num_rows, **actors)
         found = dataset.map_batches(lambda table: table.select(["began_s", "ended_s"]), **tasks).take_all()
     finally:
         options.resource_limits = before
     whole_s = max(row["ended_s"] for row in found) - min(row["began_s"] for row in found)
-    return (num_blocks + 2) * sleep_s / whole_s
+    return (num_blocks + num_stages - 1) * sleep_s / whole_s
 
 
 @pytest.mark.slow
@@ -151,5 +164,24 @@ def test_blocks_that_fit_the_object_store_keep_stages_busy_where_larger_ones_pas
     store_bytes, row_bytes = 64 << 20, 64 << 10
     fitted = fit_to_store(GPU_SETTINGS, row_bytes, store_bytes, num_steps=5, num_replicas=1).batch_sizes[0]
     assert fitted == 16
-    reached, larger = (part_of_best_rate(num_rows, store_bytes, row_bytes) for num_rows in (fitted, 4 * fitted))
+    reached, larger = (
+        part_of_best_rate(num_rows, 512 // num_rows, [row_bytes] * 4, store_bytes=store_bytes)
+        for num_rows in (fitted, 4 * fitted)
+    )
     assert reached > 1.2 * larger
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_stage_that_sleeps_as_long_as_an_h100_computes_is_kept_busy_in_blocks_of_a_gpu(tmp_path):
+    """Pixels of ViT-L/14 come from decode tasks, about 2,000 rows or 300 MB a second."""
+    config = PUBLISHED["CLIP ViT-L/14"].describe(tmp_path)
+    costs = estimate_costs(config, DEVICES["H100"], "bfloat16")
+    whole = whole_model(config)
+    row_s = sum(
+        getattr(costs, side).of(whole.layers_of(side), tower.num_layers) for side, tower in config.towers.items()
+    )
+    sizes = [config.vision.input_bytes(0), 4 * config.embedding_dim]
+    found = part_of_best_rate(GPU_ROWS, 40, sizes, row_s, calls_at_once=GPU_CALLS)
+    print("PART", found, 1 / row_s)
+    assert found > 0.8

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from embedder.cli import main
 from embedder.cli.results import Result, json_line, print_result
-from embedder.cli.terminal import MAX_CELL_CHARACTERS, Terminal, TerminalLog, error_terminal
+from embedder.cli.terminal import MAX_CELL_CHARACTERS, Terminal, TerminalLog
 from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
 from embedder.observability.log import RunLog, messages_to
@@ -156,12 +156,13 @@ def test_a_message_that_nobody_can_read_any_more_ends_nothing(monkeypatch):
         def write(self, text):
             raise BrokenPipeError("nobody reads")
 
-    console = error_terminal()
-    monkeypatch.setattr(console, "quiet", False)
-    monkeypatch.setattr(console, "file", Gone())
+    console = Terminal(stderr=True)
+    console.file = Gone()
+    monkeypatch.setattr("embedder.cli.terminal.error_terminal", lambda: console)
     with messages_to(TerminalLog()):
         logging.getLogger("embedder").info("publishing")
         logging.getLogger("embedder").info("published")
+    assert console.quiet
 
 
 def test_json_gives_every_string_back_and_is_safe_to_print(capsys):
