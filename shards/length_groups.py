@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.planning.devices import GROUP_LAUNCH_S, KERNELS_PER_LAYER
+from shards.planning.devices import GROUP_LAUNCH_S
 
 Lengths = NDArray[np.int64]
 
@@ -35,9 +35,9 @@ CPU_GROUPS = GroupCosts(price_tokens=32, max_tokens=4096, max_computed=1.1, few_
 MAX_GPU_TOKENS = 1 << 17
 
 
-def gpu_groups(layer_flops_per_token: float, device_flops: float) -> GroupCosts:
+def gpu_groups(layer_flops_per_token: float, kernels_per_layer: int, device_flops: float) -> GroupCosts:
     """Compute the group costs of a GPU: launching one more group takes the time of computing so many tokens."""
-    price_tokens = KERNELS_PER_LAYER * GROUP_LAUNCH_S * device_flops / layer_flops_per_token
+    price_tokens = kernels_per_layer * GROUP_LAUNCH_S * device_flops / layer_flops_per_token
     return GroupCosts(price_tokens, max_tokens=MAX_GPU_TOKENS, max_computed=math.inf, few_tokens=0)
 
 

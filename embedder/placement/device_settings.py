@@ -148,9 +148,12 @@ def rows_per_batch(batch_size: int | Literal["auto"], settings: DeviceSettings =
 def group_costs(config: ModelConfig, gpus: Iterable[str], dtype: str = "float16") -> tuple[tuple[str, GroupCosts], ...]:
     """Return the costs by which rows of similar length are grouped on GPUs, by side; equal in all stages."""
     flops = min(each.get(dtype, each["float32"]) for each in (gpu_type(name).flops for name in [*gpus] or [USUAL_GPU]))
-    return tuple(
-        (side, gpu_groups(tower.flops(CAPTION_TOKENS).layer / tower.tokens_in(CAPTION_TOKENS), flops))
+    per_token = {
+        side: tower.flops(CAPTION_TOKENS).layer / tower.tokens_in(CAPTION_TOKENS)
         for side, tower in config.towers.items()
+    }
+    return tuple(
+        (side, gpu_groups(per_token[side], tower.kernels_per_layer, flops)) for side, tower in config.towers.items()
     )
 
 

@@ -29,15 +29,15 @@ class GpuFigures:
     launch_s: float
     kernel_s: float
 
-    def layer_s(self, flops: float, values: int, width: int, dtype: str, num_inputs: int) -> float:
+    def layer_s(self, flops: float, values: int, width: int, dtype: str, *, num_inputs: int, num_kernels: int) -> float:
         """Return the seconds of a layer for one input of a batch: computing, or launching if that takes longer.
 
         `flops` and `values` (held at once; norms, additions and activations read and write them) are for one input.
         """
         product_s = flops / (self.product_flops[dtype] * width / (width + self.half_width))
         memory_s = PASSES * values * VALUE_BYTES[dtype] / self.memory_bytes_per_s
-        computed_s = product_s + memory_s + KERNELS_PER_LAYER * self.kernel_s / num_inputs
-        return max(computed_s, KERNELS_PER_LAYER * self.launch_s / num_inputs)
+        computed_s = product_s + memory_s + num_kernels * self.kernel_s / num_inputs
+        return max(computed_s, num_kernels * self.launch_s / num_inputs)
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ LINK_SHARE = 0.86
 # are accurate within 15 % (`tests/shards/test_gpu_figures.py`); assumed for the others.
 PRODUCT_SHARE, BANDWIDTH_SHARE, HALF_WIDTH = 0.8, 0.88, 500
 KERNEL_S = 6e-6
-# Host seconds for a kernel with its module, of which a layer counts as so many. There are three figures for it, as what
-# was measured on an H100's host differs by what a layer is given:
+# Host seconds for a kernel with its module, of which a layer of CLIP has 15 (`Tower.kernels_per_layer`). There are
+# three figures for it, as what was measured on an H100's host differs by what a layer is given:
 # - LAUNCH_S, of forward passes: 345 us a layer, fitted to the libraries' towers in long loops, with captions of one
 #   length, which need no mask.
 # - GROUP_LAUNCH_S, of one more group of captions, which have masks and are gathered and put back: 450 us a layer. A
@@ -92,7 +92,7 @@ KERNEL_S = 6e-6
 #   345 or 690 is the truth, groups by 450 cost at most 9 % more than by the truth, and groups by 345 up to 25 %.
 # - The simulated device (`scripts/gpu_simulation.py`) counts operations: 12 to 14 kernels of 31 us and 8 or 9 views of
 #   8 us are 436 to 506 us a layer, fitted to those captions of the shard.
-KERNELS_PER_LAYER, LAUNCH_S, GROUP_LAUNCH_S = 15, 23e-6, 30e-6
+LAUNCH_S, GROUP_LAUNCH_S = 23e-6, 30e-6
 PASSES = 3.5
 """How often a layer's kernels between two products read or write what it holds at once."""
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}

@@ -75,6 +75,7 @@ class Aimv2TextTower(ClipTextTower):
     """AIMv2's text transformer: causal and pooled at the end of the caption, as CLIP's."""
 
     label = "AIMv2 text"
+    kernels_per_layer = 28
     library_class = "Aimv2TextModel"
     head_prefixes = ("rms_norm.",)
 

@@ -22,6 +22,7 @@ class AlbertTower(TextEncoderTower):
     """An ALBERT as transformers builds it; its layers are the applications of shared groups of weights."""
 
     label = "ALBERT"
+    kernels_per_layer = 19
     library_class = "AlbertModel"
     dual_encoder_type = "albert"
     layer_prefix = "encoder.albert_layer_groups."

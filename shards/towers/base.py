@@ -192,6 +192,8 @@ class Tower(ModelSection):
     """Name prefixes of embedding tables: never int8, because a lookup reads only a few rows."""
     pads_rows: ClassVar[bool] = True
     """Whether rows of different lengths may be computed together, the shorter ones padded."""
+    kernels_per_layer: ClassVar[int] = 15
+    """Kernels that a layer launches in half precision, not compiled; each step of a norm or a rotation may be one."""
 
     # Arithmetic, without torch.
 

@@ -65,6 +65,7 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
     """Vision blocks, pooler and the layers of texts; a picture's vector is the mean of its tokens."""
 
     label = "EmbeddingGemma 2"
+    kernels_per_layer = 100
     layer_prefix = "encoder.layers."
     lookup_prefixes = ("patch_embedder.",)
     prompts_pictures = False

@@ -33,6 +33,7 @@ class EmbeddingGemma2TextTower(DecoderTextTower):
     """The layers of texts; a caption's vector is the mean of its tokens."""
 
     label = "EmbeddingGemma 2 text"
+    kernels_per_layer = 109
     library_class = "EmbeddingGemma2TextModel"
     head_prefixes = ("norm.", "embedding_projection.")
 

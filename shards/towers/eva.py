@@ -26,6 +26,7 @@ class EvaTower(TimmVisionTower):
     """An Eva as timm builds it. Every range of layers recomputes the rotary positions: they don't depend on images."""
 
     label = "EVA"
+    kernels_per_layer = 28
 
     family: Literal["eva"] = "eva"
     attention: Literal["eva", "rope"] = Field("eva", description="timm attn_type; in eva, keys have no bias")

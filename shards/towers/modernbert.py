@@ -37,6 +37,7 @@ class ModernBertTower(TextEncoderTower):
     """A ModernBERT as transformers builds it, without its optional biases."""
 
     label = "ModernBERT"
+    kernels_per_layer = 36
     library_class = "ModernBertModel"
     layer_prefix = "layers."
     head_prefixes = ("final_norm.",)

@@ -37,6 +37,7 @@ class Qwen2VlTextTower(Qwen3VlTextTower):
     """The decoder of Qwen2-VL; a caption's vector is its last token's."""
 
     label = "Qwen2-VL decoder"
+    kernels_per_layer = 38
     library_class = "Qwen2VLTextModel"
 
     family: Literal["qwen2_vl_text"] = "qwen2_vl_text"  # type: ignore[assignment]
@@ -85,6 +86,7 @@ class Qwen2VlTower(Qwen3VlTower):
     """Vision blocks, merger and decoder of Qwen2-VL; a picture's vector is the last token's of its conversation."""
 
     label = "Qwen2-VL"
+    kernels_per_layer = 36
     library = ("qwen2_vl", "Qwen2VL", "Qwen2VisionTransformerPretrainedModel")
 
     num_position_embeddings: ClassVar[int] = 36**2  # type: ignore[misc] # there is no table: any size of images fits
@@ -164,6 +166,7 @@ class Qwen25VlTower(Qwen2VlTower):
     """Vision blocks, most of them with windows, merger and decoder of Qwen2.5-VL."""
 
     label = "Qwen2.5-VL"
+    kernels_per_layer = 48
     library = ("qwen2_5_vl", "Qwen2_5_VL", "Qwen2_5_VisionTransformerPretrainedModel")
 
     family: Literal["qwen2_5_vl"] = "qwen2_5_vl"  # type: ignore[assignment]

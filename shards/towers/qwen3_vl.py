@@ -77,6 +77,7 @@ class Qwen3VlTower(PictureDecoderTower):
     """Vision blocks, merger and decoder; a picture's vector is the last token's of a conversation that holds it."""
 
     label = "Qwen3-VL"
+    kernels_per_layer = 45
     library: ClassVar[tuple[str, str, str]] = ("qwen3_vl", "Qwen3VL", "Qwen3VLVisionModel")
     """transformers' package, what its classes begin with, and the class of the vision blocks."""
     layer_prefix = "blocks."

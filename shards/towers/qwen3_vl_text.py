@@ -31,6 +31,7 @@ class Qwen3VlTextTower(DecoderTextTower):
     """The decoder; a caption's vector is its last token's."""
 
     label = "Qwen3-VL decoder"
+    kernels_per_layer = 54
     library_class = "Qwen3VLTextModel"
 
     family: Literal["qwen3_vl_text"] = "qwen3_vl_text"

@@ -83,6 +83,7 @@ class NomicBertTower(RotaryTextTower):
     """A Nomic BERT: no biases, a gated MLP."""
 
     label = "Nomic BERT"
+    kernels_per_layer = 24
     library_class = "NomicBertModel"
 
     family: Literal["nomic_bert"] = "nomic_bert"
@@ -142,6 +143,7 @@ class EuroBertTower(RotaryTextTower, DecoderTextTower):
     """A EuroBERT: the layers of a Llama, in which each token sees all others."""
 
     label = "EuroBERT"
+    kernels_per_layer = 38
     library_class = "EuroBertModel"
 
     family: Literal["eurobert"] = "eurobert"

@@ -58,6 +58,7 @@ class VideoPrismTower(VisionTower):
     """The video model: spatial, temporal and auxiliary layers, and attention of one learned query."""
 
     label = "VideoPrism"
+    kernels_per_layer = 25
     library_class: ClassVar[str] = "VideoPrismVideoModel"
     layer_prefix = "vision_model.spatial_layers."
     head_prefixes = ("head.", "head_layernorm.")

@@ -51,6 +51,7 @@ class VideoPrismTextTower(TextEncoderTower):
     """The text model: causal, positions of sines, and a learned token behind the caption, whose state is its vector."""
 
     label = "VideoPrism text"
+    kernels_per_layer = 23
     library_class = "VideoPrismTextModel"
     attention = "eager"  # scores are capped, which the fused kernel can't
     layer_prefix = "layers."

@@ -1,10 +1,11 @@
 """What layers launch on a GPU, told without one: nothing that waits for it, and few operations for many rows."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
-from gpu_simulation import H100, MODELS, SimulatedGpu, caption_lengths, fused_attention, shard_of_shapes
+from gpu_simulation import H100, MODELS, Launching, SimulatedGpu, caption_lengths, fused_attention, shard_of_shapes
 from library_versions import is_older
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,13 +15,16 @@ from tower_families import FAMILIES, beside_default, captions_for
 
 from embedder.placement.device_settings import GPU_SETTINGS, group_costs
 from shards.activations import Batch, TowerState
+from shards.length_groups import GroupCosts
 from shards.ranges import LayerRange
 from shards.shard import Shard
 from shards.shard_specs import ShardSpec, specs_between, whole_model
 from shards.towers.picture_decoder import PictureDecoderTower
 from shards.towers.vit import VitTower
+from shards.towers.whole_timm import WholeTimmTower
 
 GPU = torch.device("cuda")
+ONE_GROUP = GroupCosts(price_tokens=math.inf, max_tokens=1 << 20, max_computed=math.inf, few_tokens=0)
 # Families whose images keep their proportions; on fake tensors they take seconds.
 WITH_GRIDS = [family for family in FAMILIES if "max_patches" in family.model_fields]
 
@@ -143,6 +147,41 @@ def test_a_shard_in_the_middle_waits_neither():
     ]
     found = compute_fake(config, ShardSpec(LayerRange(1, 2), LayerRange(1, 2)), Batch(*states))
     assert found.text.values.shape == (16, 32)
+
+
+class CountingGpu(SimulatedGpu):
+    """Simulated GPU that counts kernels, and takes no time."""
+
+    def __init__(self):
+        super().__init__(H100, 1e-9)
+        self.num_kernels = 0
+
+    def launch(self, kernel_s):
+        self.num_kernels += kernel_s > 0
+
+    def spend(self, seconds):
+        """Take none."""
+
+
+def count_kernels(config, side, num_layers):
+    """Kernels of the first layers of a tower, of inputs of several lengths in one rectangle."""
+    spec = ShardSpec(*(LayerRange(0, num_layers if each == side else 0) for each in ("vision", "text")))
+    batch = make_batch(config, captions_for(config))
+    batch = replace(batch, **{each: None for each in ("vision", "text") if each != side})
+    shard, gpu = shard_of_shapes(config, spec), CountingGpu()
+    arranged = shard.arrange(batch, dict.fromkeys(("vision", "text"), ONE_GROUP)).move_to(lambda each: each.to("meta"))
+    with fused_attention(gpu), Launching(gpu):
+        shard.compute(arranged)
+    return gpu.num_kernels
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each is not WholeTimmTower], ids=name_of)
+def test_a_layer_launches_about_as_many_kernels_as_its_tower_says(family):
+    config = beside_default(family)
+    side = "vision" if isinstance(config.vision, family) else "text"
+    last = config.towers[side].num_layers - 1
+    counted = (count_kernels(config, side, last) - count_kernels(config, side, 1)) / (last - 1)
+    assert family.kernels_per_layer == pytest.approx(counted, rel=0.1, abs=5)
 
 
 class Counting(TorchDispatchMode):

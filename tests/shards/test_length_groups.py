@@ -14,7 +14,10 @@ from shards.length_groups import (
     group_by_length,
 )
 from shards.planning.devices import DEVICES
+from shards.towers.clip import ClipTextTower
 from shards.towers.qwen3_vl import Qwen3VlTower
+
+KERNELS = ClipTextTower.kernels_per_layer
 
 
 def skewed(number: int, seed: int = 0) -> np.ndarray:
@@ -84,12 +87,12 @@ def test_no_group_has_more_tokens_than_the_budget_but_for_one_sequence_that_does
 
 @pytest.mark.parametrize(("width", "flops", "most"), [(768, 400e12, 1), (768, 10e12, 6), (4096, 400e12, 6)])
 def test_on_a_gpu_a_group_is_worth_as_many_tokens_as_are_computed_while_it_is_launched(width, flops, most):
-    costs = gpu_groups(layer_flops_per_token=24 * width**2, device_flops=flops)
+    costs = gpu_groups(24 * width**2, KERNELS, flops)
     lengths = np.random.default_rng(1).integers(5, 78, 256)
     groups = group_by_length(lengths, costs)
     assert 1 <= len(groups) <= most
     assert sorted(np.concatenate(groups).tolist()) == list(range(256))
-    fewest = len(group_by_length(lengths, gpu_groups(24 * width**2, 1e15)))
+    fewest = len(group_by_length(lengths, gpu_groups(24 * width**2, KERNELS, 1e15)))
     assert fewest <= len(groups) < len(group_by_length(lengths))
 
 
@@ -105,13 +108,13 @@ def test_groups_on_a_gpu_cost_little_more_than_the_best_at_each_time_of_launchin
         lengths = np.clip(lengths.round(), 5, longest).astype(np.int64)
         best, found = (
             sum(len(group) * lengths[group].max() * token_s + layer_s for group in group_by_length(lengths, costs))
-            for costs in (exact, gpu_groups(flops_per_token, device_flops))
+            for costs in (exact, gpu_groups(flops_per_token, KERNELS, device_flops))
         )
         assert best <= found <= 1.09 * best, seed
 
 
 def test_a_group_on_a_gpu_holds_no_more_than_memory_allows():
-    costs = gpu_groups(1e6, 1e15)
+    costs = gpu_groups(1e6, KERNELS, 1e15)
     groups = group_by_length(np.full(10_000, 77), costs)
     assert max(len(group) * 77 for group in groups) <= costs.max_tokens
 

@@ -17,8 +17,9 @@ from embedder.placement.fleet import Available
 from embedder.placement.resources import allocate
 from embedder.planning.plan_options import parse_size
 from shards.plan import PlannedStage
-from shards.planning.devices import KERNELS_PER_LAYER, LAUNCH_S
+from shards.planning.devices import LAUNCH_S
 from shards.planning.planning_costs import ENGINE_CALL_S
+from shards.towers.vit import VitTower
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 
@@ -65,7 +66,7 @@ def test_a_batch_size_of_ones_own_is_planned_with_its_launches(run_embedder, tmp
         for batch_size in ('"auto"', 256, 8)
     }
     assert seconds[256] == seconds['"auto"']
-    launches_s = 36 * KERNELS_PER_LAYER * LAUNCH_S
+    launches_s = 36 * VitTower.kernels_per_layer * LAUNCH_S
     assert seconds[8] >= launches_s / 8 > 2 * seconds[256]
 
 
@@ -89,7 +90,7 @@ def test_captions_of_any_length_are_launched_as_often(run_embedder, tmp_path):
         run_embedder("plan", "--model", tmp_path / "model", *options, "--caption-tokens", number, "--json")[1]
         for number in (8, 16, 32)
     ]
-    launches_s = 12 * KERNELS_PER_LAYER * LAUNCH_S
+    launches_s = 12 * VitTower.kernels_per_layer * LAUNCH_S
     assert [plan["stages"][0]["seconds_per_item"] for plan in rates] == [pytest.approx(launches_s / 64, rel=0.05)] * 3
 
 

@@ -10,10 +10,12 @@ from embedder.placement.device_settings import (
     GPU_SETTINGS,
     batch_sizes,
     fit_to_store,
+    gpu_type,
     group_costs,
     settings_of,
 )
 from shards.costs import cut_bytes
+from shards.length_groups import gpu_groups
 
 
 @pytest.mark.medium
@@ -42,6 +44,14 @@ def test_a_gpu_that_computes_slower_groups_captions_by_less_padding(tmp_path):
     }
     assert prices["A100", "float32"] < prices["A100", "bfloat16"] < prices["H100", "bfloat16"]
     assert prices["H100", "float32"] < prices["H100", "bfloat16"]
+
+
+def test_a_group_of_a_decoders_texts_costs_the_launches_of_its_norms_and_rotations(tmp_path):
+    config = PUBLISHED["Qwen3-VL-Embedding 2B"].describe(tmp_path)
+    tower = config.text
+    flops = gpu_type("H100").flops["bfloat16"]
+    as_encoder = gpu_groups(tower.flops(16).layer / 16, 15, flops).price_tokens
+    assert dict(group_costs(config, ["H100"], "bfloat16"))["text"].price_tokens == pytest.approx(54 / 15 * as_encoder)
 
 
 def test_blocks_of_a_gpu_leave_each_step_room_for_several_in_the_object_store():

@@ -13,7 +13,7 @@ from shards.shard import load_shard
 from shards.shard_specs import whole_model
 
 TOLERANCE = 1e-6
-ONE_RECTANGLE = dict.fromkeys(("vision", "text"), gpu_groups(layer_flops_per_token=1e3, device_flops=1e15))
+ONE_RECTANGLE = dict.fromkeys(("vision", "text"), gpu_groups(1e3, 15, 1e15))
 
 
 def run_as_on_gpu(model, specs, batch):
