@@ -62,8 +62,8 @@ from shards.activations import Batch, TowerState
 from shards.fresh import init_model
 from shards.model_config import ModelConfig
 from shards.plan import plan_placement
-from shards.planning.devices import DEVICES
-from shards.planning.planning_costs import GPU_CALLS, GPU_ROWS, DataMix, HostCosts, estimate_costs
+from shards.planning.devices import DEVICES, GPU_CALLS, GPU_ROWS
+from shards.planning.planning_costs import DataMix, HostCosts, estimate_costs
 from shards.planning.problem import make_problem
 from shards.shard import load_shard
 from shards.shard_specs import whole_model

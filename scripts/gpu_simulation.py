@@ -34,7 +34,7 @@ from embedder.store.tables.arrow_tensors import pack_flat
 from shards.activations import Batch, TowerState
 from shards.model_config import ModelConfig
 from shards.plan import plan_shards
-from shards.planning.planning_costs import GPU_CALLS
+from shards.planning.devices import GPU_CALLS
 from shards.shard import Shard
 from shards.shard_specs import ShardSpec, whole_model
 from shards.tensor_shapes import held_dtype

@@ -5,6 +5,7 @@ blocks of a large model fill and drain the stages sooner.
 """
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
@@ -13,13 +14,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import ComputeSettings
-from embedder.placement.device_settings import CPU_SETTINGS, DeviceSettings, rows_per_batch, widest_bytes
+from embedder.placement.device_settings import (
+    BYTES_PER_CAPTION_BYTE,
+    CPU_SETTINGS,
+    FEW_ITEMS,
+    FIRST_ITEMS,
+    UNKNOWN_FILE_BYTES,
+    DeviceSettings,
+    rows_per_batch,
+    widest_bytes,
+)
+from embedder.sources.file_names import CLIP_SUFFIXES
+from embedder.sources.uris import ROW
 from shards.model_config import ModelConfig
 from shards.plan import PlannedStage
 from shards.planning.planning_costs import CallSizes
 
-FEW_ITEMS = 64  # if items are large, or of unknown size
-FIRST_ITEMS = 512  # of a run are in small blocks, so that the last stage starts, and a part is written, soon
+_CLIP = rf"(?i)({'|'.join(map(re.escape, sorted(CLIP_SUFFIXES)))})([?#]|$)"
 
 
 def items_per_block(
@@ -70,10 +81,7 @@ def fastest_item_s(stages: Sequence[PlannedStage]) -> float | None:
 def cut_listing(
     listing: Iterable[pa.Table], num_items: int, settings: DeviceSettings = CPU_SETTINGS
 ) -> Iterator[pa.Table]:
-    """Cut a listing into blocks: at first of `FEW_ITEMS`; while its files are too large, a block is halved.
-
-    Blocks of files of unknown size also have at most `FEW_ITEMS`.
-    """
+    """Cut a listing into blocks: at first of `FEW_ITEMS`; while its files are too large, a block is halved."""
     num_cut = 0
     for table in listing:
         start = 0
@@ -88,4 +96,9 @@ def cut_listing(
 
 def _is_small(block: pa.Table, max_bytes: int) -> bool:
     sizes = block["size_bytes"]
-    return sizes.null_count == 0 and bool(pc.sum(sizes).as_py() <= max_bytes)
+    if sizes.null_count:
+        uris = block["uri"]
+        assumed = pc.if_else(pc.match_substring_regex(uris, _CLIP), max_bytes + 1, UNKNOWN_FILE_BYTES)
+        of_captions = pc.multiply(pc.binary_length(block["caption"]).cast(pa.int64()), BYTES_PER_CAPTION_BYTE)
+        sizes = pc.coalesce(sizes, pc.if_else(pc.match_substring_regex(uris, f"{ROW}$"), of_captions, assumed))
+    return bool(pc.sum(sizes).as_py() <= max_bytes)

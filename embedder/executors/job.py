@@ -56,7 +56,7 @@ from embedder.user_steps.run_steps import check_run_steps, decoded_steps, writte
 from embedder.user_steps.written_rows import NO_STEPS, WrittenSteps
 from shards.fingerprint import preprocess_fingerprint
 from shards.plan import ShardPlan, check_plan, plan_shards
-from shards.planning.problem import ROWS_PER_BATCH
+from shards.planning.devices import CPU_ROWS
 
 NUM_TASK_STEPS = 2  # decode and write
 
@@ -318,7 +318,7 @@ def ray_store_bytes(
     return object_store_bytes(sum(handed_on_bytes(model, plan)), rows_in_flight, most_bytes)
 
 
-def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = ROWS_PER_BATCH) -> DecodeSpec:
+def decode_spec(rows: RowSettings, model: Model, rows_per_batch: int = CPU_ROWS) -> DecodeSpec:
     """Return the settings of the decode step."""
     rows = rows_of_clips(rows, model)
     clips, frames = model.config.preprocess.clips, rows.frames_per_segment

@@ -14,13 +14,28 @@ from shards.costs import cut_bytes
 from shards.length_groups import GroupCosts, gpu_groups
 from shards.model_config import ModelConfig
 from shards.model_errors import ModelError
-from shards.planning.devices import DEVICES, DeviceType, Fleet, device_of_ray_type
-from shards.planning.planning_costs import GPU_CALLS, ModelCosts
-from shards.planning.problem import ROWS_PER_BATCH
+from shards.planning.devices import (
+    CPU_ROWS,
+    DEVICES,
+    GPU_CALLS,
+    GPU_ROWS,
+    DeviceType,
+    Fleet,
+    device_of_ray_type,
+)
+from shards.planning.planning_costs import ModelCosts
 
 CAPTION_TOKENS = 16
 STORE_SHARE = 0.5
 """Of Ray's object store, what Ray Data fills before it holds back steps; each step has an equal part of it."""
+FEW_ITEMS = 64
+"""Most items of a block whose files are large, and of a run's first `FIRST_ITEMS`."""
+FIRST_ITEMS = 512
+"""In small blocks, so that the last stage starts, and a part is written, soon."""
+UNKNOWN_FILE_BYTES = 256 << 10
+"""Assumed for a picture of unknown size; a clip of unknown size is taken for a large file."""
+BYTES_PER_CAPTION_BYTE = 256
+"""A caption without a file counts as one of so many times its bytes, as its activations grow with its length."""
 BLOCKS_PER_REPLICA = 4
 """Blocks of a step that a replica needs room for: one computes, one comes, one leaves, one waits."""
 USUAL_GPU = "A100"
@@ -54,7 +69,7 @@ class DeviceSettings:
 
 
 CPU_SETTINGS = DeviceSettings(
-    batch_sizes=(ROWS_PER_BATCH, 16, 8),
+    batch_sizes=(CPU_ROWS, 16, 8),
     max_batch_bytes=None,
     block_bytes=12 << 20,
     max_block_bytes=24 << 20,
@@ -67,7 +82,7 @@ CPU_SETTINGS = DeviceSettings(
     calls_at_once=None,
 )
 GPU_SETTINGS = DeviceSettings(
-    batch_sizes=(256, 512, 1024, 128, 64),
+    batch_sizes=(GPU_ROWS, 512, 1024, 128, 64),
     max_batch_bytes=512 << 20,
     block_bytes=160 << 20,
     max_block_bytes=160 << 20,

@@ -28,9 +28,8 @@ def _suffixes(*groups: str) -> frozenset[str]:
 
 # Kinds that can be read.
 _IMAGE_SUFFIXES = frozenset(suffix for each in (*IMAGE_FORMATS, *EXTRA_FORMATS) for suffix in each.suffixes)
-READ_SUFFIXES = _IMAGE_SUFFIXES | _suffixes(
-    "mp4 m4v mov qt mkv webm avi 3gp 3g2 mpg mpeg mpe m2v vob mts m2ts m2t wmv asf flv"
-)
+CLIP_SUFFIXES = _suffixes("mp4 m4v mov qt mkv webm avi 3gp 3g2 mpg mpeg mpe m2v vob mts m2ts m2t wmv asf flv")
+READ_SUFFIXES = _IMAGE_SUFFIXES | CLIP_SUFFIXES
 # Kinds that this version can't read, under their common names.
 _UNREADABLE_SUFFIXES = _suffixes(
     # images

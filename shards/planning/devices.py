@@ -12,6 +12,11 @@ GB = 10**9
 GIB = 1 << 30
 MAX_TYPES = 3
 
+# Rows that a stage computes together, as far as a plan counts them; `embedder.placement.device_settings` has the rest.
+CPU_ROWS, GPU_ROWS = 32, 256
+GPU_CALLS = 3
+"""Calls of a stage at once: while one computes, the others' inputs and outputs are copied."""
+
 
 @dataclass(frozen=True)
 class GpuFigures:

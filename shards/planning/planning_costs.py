@@ -11,7 +11,7 @@ from shards.costs import BYTES_PER_VALUE, Dtype, tower_costs
 from shards.file_schema import describe
 from shards.model_config import ModelConfig
 from shards.model_errors import ModelError
-from shards.planning.devices import DeviceType
+from shards.planning.devices import GPU_ROWS, DeviceType
 from shards.ranges import STRICT, LayerRange
 from shards.towers.base import Tower
 
@@ -242,8 +242,6 @@ CAPTION_TOKENISE_S = 5e-5
 ITEM_WRITE_S = 3e-4
 ITEM_ENGINE_S = 5e-4
 STARTUP_S = 11.0
-GPU_ROWS = 256
-GPU_CALLS = 3  # of a stage at once: while one computes, the others' inputs and outputs are copied
 
 
 def estimate_costs(

@@ -6,13 +6,11 @@ from functools import cached_property
 
 from shards.costs import Dtype, cut_bytes, tensor_bytes, weight_bytes
 from shards.model_config import ModelConfig
-from shards.planning.devices import DeviceType, Fleet
-from shards.planning.planning_costs import ENGINE_CALL_S, GPU_CALLS, CallSizes, DataMix, HostCosts, ModelCosts
+from shards.planning.devices import CPU_ROWS, GPU_CALLS, DeviceType, Fleet
+from shards.planning.planning_costs import ENGINE_CALL_S, CallSizes, DataMix, HostCosts, ModelCosts
 from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec, specs_between
 from shards.tensor_shapes import PARTS, held_dtype, model_shapes, part_of
-
-ROWS_PER_BATCH = 32
 
 # A GPU may be shared by 2, 4 or 8 replicas: power-of-two parts always fit together.
 MAX_SHARES = 8
@@ -101,7 +99,7 @@ class PlacementProblem:
     num_cores: float | None = None
     memory_cap_bytes: int | None = None
     weights_cap_bytes: int | None = None
-    rows_per_batch: int = ROWS_PER_BATCH
+    rows_per_batch: int = CPU_ROWS
     calls: CallSizes | None = None
 
     def driver_rate(self, num_stages: int) -> float:
@@ -200,7 +198,7 @@ def make_problem(
     dtype: Dtype,
     memory_cap_bytes: int | None = None,
     weights_cap_bytes: int | None = None,
-    rows_per_batch: int = ROWS_PER_BATCH,
+    rows_per_batch: int = CPU_ROWS,
     num_cores: float | None = None,
     calls: CallSizes | None = None,
 ) -> PlacementProblem:

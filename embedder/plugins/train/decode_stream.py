@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from embedder.executors.block_size import FEW_ITEMS
 from embedder.executors.choose_engine import EngineChoice
 from embedder.executors.local import ahead
+from embedder.placement.device_settings import FEW_ITEMS
 from embedder.placement.resources import decode_cpus
 from embedder.plugins.train.batches import Decode
 from embedder.plugins.train.examples import ExampleSpec, decode_examples

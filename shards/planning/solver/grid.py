@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.costs import weight_bytes
-from shards.planning.planning_costs import GPU_CALLS, ModelCosts, TowerSeconds
+from shards.planning.devices import GPU_CALLS
+from shards.planning.planning_costs import ModelCosts, TowerSeconds
 from shards.planning.problem import PlacementProblem, Pool
 from shards.planning.solver.capacities import Floats, Ints, StageCosts, Stages, smallest_part
 from shards.shard_specs import ShardSpec

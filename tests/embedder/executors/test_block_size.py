@@ -7,22 +7,21 @@ import pytest
 from tiny_models import tiny_config
 
 from embedder.config import load_config
-from embedder.executors.block_size import (
-    FEW_ITEMS,
-    FIRST_ITEMS,
-    cut_listing,
-    fastest_item_s,
-    items_per_block,
-)
-from embedder.placement.device_settings import CPU_SETTINGS, GPU_SETTINGS
+from embedder.executors.block_size import cut_listing, fastest_item_s, items_per_block
+from embedder.placement.device_settings import CPU_SETTINGS, FEW_ITEMS, FIRST_ITEMS, GPU_SETTINGS
+from embedder.sources.uris import cell_prefix, row_uri
 from shards.plan import plan_shards
 
 KIB = 1 << 10
+CAPTION = row_uri("/captions.parquet", 7).replace("7", "{}")
 
 
-def listing(*sizes_bytes):
-    ids = pa.array([str(number) for number in range(len(sizes_bytes))], pa.string())
-    return pa.table({"item_id": ids, "size_bytes": pa.array(sizes_bytes, pa.int64())})
+def listing(*sizes_bytes, uri="/photos/{}.jpg", caption="a dog on a beach"):
+    numbers = range(len(sizes_bytes))
+    columns = {"item_id": [str(number) for number in numbers], "uri": [uri.format(number) for number in numbers]}
+    columns["caption"] = [caption] * len(numbers)
+    columns = {name: pa.array(texts, pa.string()) for name, texts in columns.items()}
+    return pa.table(columns | {"size_bytes": pa.array(sizes_bytes, pa.int64())})
 
 
 @pytest.mark.parametrize("bytes_per_row", [12 * KIB, 52 * KIB, 151 * KIB, 1 << 30])
@@ -69,13 +68,36 @@ def test_every_item_is_in_one_block_in_order():
     assert pa.concat_tables(blocks).equals(pa.concat_tables(tables))
 
 
-@pytest.mark.parametrize("large", [None, CPU_SETTINGS.max_file_bytes + 1])
-def test_large_files_and_those_of_unknown_size_stand_in_short_blocks(large):
+def test_large_files_stand_in_short_blocks():
+    large = CPU_SETTINGS.max_file_bytes + 1
     first, table = listing(*[10] * FIRST_ITEMS), listing(*[10] * 300, large, *[10] * 199)
     blocks = list(cut_listing([first, table], 224))[FIRST_ITEMS // FEW_ITEMS :]
     assert [block.num_rows for block in blocks] == [224, FEW_ITEMS, FEW_ITEMS, 148]
     assert next(cut_listing([table], 32)).num_rows == 32
     assert pa.concat_tables(blocks).equals(table)
+
+
+@pytest.mark.parametrize(
+    ("uri", "num_characters", "on_cpu", "on_gpu"),
+    [
+        (CAPTION, 100, 512, 512),
+        (CAPTION, 300, 128, 512),
+        (CAPTION, 2000, 64, 128),
+        (cell_prefix("/photos.parquet", "image", 0) + "{}", 100, 64, 256),
+        ("https://example.org/{}.jpg?size=large", 2000, 64, 256),
+        ("s3://bucket/{}", 0, 64, 256),
+        ("https://example.org/{}.MP4?from=1#t=2", 0, 64, 64),
+        ("s3://bucket/{}.webm", 100, 64, 64),
+        ("https://example.org/{}.mp4.jpg", 0, 64, 256),
+    ],
+)
+def test_blocks_of_unknown_bytes_are_as_of_captions_pictures_or_clips(uri, num_characters, on_cpu, on_gpu):
+    table = listing(*[None] * (FIRST_ITEMS + 1024), uri=uri, caption="x" * num_characters or None)
+    for settings, expected in ((CPU_SETTINGS, on_cpu), (GPU_SETTINGS, on_gpu)):
+        blocks = [block.num_rows for block in cut_listing([table], 512, settings)]
+        small = FIRST_ITEMS // FEW_ITEMS
+        assert blocks[: small + 1] == [FEW_ITEMS] * small + [expected]
+        assert sum(blocks) == table.num_rows
 
 
 def test_photographs_stand_in_blocks_of_whole_batches_on_a_gpu():
