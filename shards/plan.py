@@ -3,6 +3,7 @@
 `plan_shards` balances estimated operations; `plan_placement` places stages on devices of known cost.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
@@ -187,13 +188,22 @@ def place(problem: PlacementProblem, num_stages: int, *, model_fingerprint: str 
 
 
 def check_plan(plan: ShardPlan, config: ModelConfig) -> None:
-    """Raise a ModelError unless the stages hold each layer of both towers once, in order, each at least one."""
+    """Raise a ModelError unless the stages hold each layer of both towers once, in order, each at least one.
+
+    A replica has whole GPUs, or a part of one.
+    """
     specs = [stage.spec for stage in plan.stages]
     for spec in specs:
         check_spec(spec, config)
     for number, spec in enumerate(specs):
         if not len(spec.vision) and not len(spec.text):
             raise ModelError(f"plan: stage {number} holds no layer; leave it out")
+    for number, stage in enumerate(plan.stages):
+        if (num_gpus := stage.num_gpus or 0) > 1 and num_gpus % 1:
+            raise ModelError(
+                f"plan: stage {number}: num_gpus = {num_gpus:g}; a replica has whole GPUs or a part of one: write "
+                f"{math.floor(num_gpus)} or {math.ceil(num_gpus)}"
+            )
     for side, depth in config.num_layers.items():
         _check_tower(side, [spec.layers_of(side) for spec in specs], depth)
 

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 from work import count_calls
@@ -114,6 +115,16 @@ def test_ranges_that_go_backwards_or_start_below_zero_cannot_be_made():
 def test_cuts_that_do_not_cover_the_model_are_refused(make_config, specs, message):
     with pytest.raises(ModelError, match=message):
         plan_specs(make_config(), [ShardSpec(LayerRange(*vision), LayerRange(*text)) for vision, text in specs])
+
+
+def test_a_replica_has_whole_gpus_or_a_part_of_one(make_config):
+    config = make_config()
+    plan = plan_shards(config, 2)
+    for num_gpus in (None, 0.0, 0.5, 1.0, 2.0):
+        check_plan(replace(plan, stages=(plan.stages[0], replace(plan.stages[1], num_gpus=num_gpus))), config)
+    wrong = replace(plan, stages=(plan.stages[0], replace(plan.stages[1], num_gpus=1.5)))
+    with pytest.raises(ModelError, match=r"plan: stage 1: num_gpus = 1.5; a replica has .*: write 1 or 2"):
+        check_plan(wrong, config)
 
 
 def test_planned_costs_add_up_over_the_stages(make_config):
