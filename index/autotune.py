@@ -241,8 +241,9 @@ def compare_ms(
     """Measure the milliseconds of a query of several indexes on one thread, each with its search parameters.
 
     They take turns, each with ten queries, because a machine that others use may be half as fast for some seconds, or
-    for a moment; with a query each, they would evict each other from the cache, as nothing does while one index is
-    searched. What counts is the median of how each turn of an index compares with those of all at the same queries.
+    for a moment. Each turn begins with ten others that aren't timed: indexes evict each other from the cache, which
+    slows graphs by half and scans not at all, and nothing does so while one index is searched. What counts is the
+    median of how each turn of an index compares with those of all at the same queries.
 
     Args:
         indexes: what is compared.
@@ -252,11 +253,14 @@ def compare_ms(
     queries = ground_truth.queries.vectors[:_NUM_TIMED_QUERIES]
     if not len(queries):
         return [0.0] * len(indexes)
+    turns = np.array_split(queries, max(1, len(queries) // _NUM_IN_TURN))
     rounds: list[list[list[float]]] = []
     until_s = time.monotonic() + least_s
     while len(rounds) < _NUM_ROUNDS or time.monotonic() < until_s:
-        turns = np.array_split(queries, max(1, len(queries) // _NUM_IN_TURN))
-        rounds.append([[statistics.median(each.times_s(turn, to)) for each, to in indexes] for turn in turns])
+        rounds.append([])
+        for before, turn in zip([turns[-1], *turns], turns, strict=False):
+            asked = np.concatenate([before, turn])
+            rounds[-1].append([statistics.median(each.times_s(asked, to)[len(before) :]) for each, to in indexes])
     times_ms = 1000 * np.array(rounds)  # (rounds, turns, indexes)
     of_all_ms = np.exp(np.log(times_ms).mean(axis=2))
     relative = np.median(times_ms / of_all_ms[:, :, None], axis=(0, 1))

@@ -132,13 +132,15 @@ def test_where_small_codes_promise_too_much_another_design_keeps_the_latency(bui
 def times_beside(chosen: str, indexes: dict[str, Index], queries: np.ndarray) -> dict[str, float]:
     """Measure a query of each index in times that of the chosen one: the median of a hundred turns of ten queries.
 
-    A machine that is slow for a moment is slow for neighbours; with turns of one query they would evict each other's
-    cache.
+    A machine that is slow for a moment is slow for neighbours. Each turn begins with ten other queries that bring an
+    index back into the cache.
     """
     found: dict[str, list[float]] = {name: [] for name in indexes}
     for _ in range(5):
         for first in range(0, len(queries), 10):
             for name, index in indexes.items():
+                for query in np.roll(queries, 10 - first, axis=0)[:10]:
+                    index.search(query[None], 10, num_threads=1)
                 started = time.thread_time()
                 for query in queries[first : first + 10]:
                     index.search(query[None], 10, num_threads=1)

@@ -20,7 +20,7 @@ from embedder.compat import worker_options
 from embedder.compat.ray_data import actor_pool, map_blocks
 from embedder.placement.device_settings import GPU_SETTINGS, STORE_SHARE, fit_to_store
 from shards.fresh import init_model
-from shards.planning.devices import DEVICES, GPU_CALLS, GPU_ROWS
+from shards.planning.devices import CPU_ROWS, DEVICES, GPU_CALLS, GPU_ROWS
 from shards.planning.planning_costs import estimate_costs
 from shards.shard_specs import whole_model
 from shards.train_tokenizer import train_tokenizer
@@ -182,6 +182,9 @@ def test_a_stage_that_sleeps_as_long_as_an_h100_computes_is_kept_busy_in_blocks_
         getattr(costs, side).of(whole.layers_of(side), tower.num_layers) for side, tower in config.towers.items()
     )
     sizes = [config.vision.input_bytes(0), 4 * config.embedding_dim]
-    found = part_of_best_rate(GPU_ROWS, 40, sizes, row_s, calls_at_once=GPU_CALLS)
-    print("PART", found, 1 / row_s)
-    assert found > 0.8
+    part_of_best_rate(GPU_ROWS, 8, sizes, row_s, calls_at_once=GPU_CALLS)  # Ray's processes start
+    small, found = (
+        part_of_best_rate(num_rows, 4096 // num_rows, sizes, row_s, calls_at_once=GPU_CALLS)
+        for num_rows in (CPU_ROWS, GPU_ROWS)
+    )
+    assert found > 1.5 * small, "0.99 and 0.33 on two cores that nothing else uses"
