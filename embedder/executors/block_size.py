@@ -100,5 +100,5 @@ def _is_small(block: pa.Table, max_bytes: int) -> bool:
         uris = block["uri"]
         assumed = pc.if_else(pc.match_substring_regex(uris, _CLIP), max_bytes + 1, UNKNOWN_FILE_BYTES)
         of_captions = pc.multiply(pc.binary_length(block["caption"]).cast(pa.int64()), BYTES_PER_CAPTION_BYTE)
-        sizes = pc.coalesce(sizes, pc.if_else(pc.match_substring_regex(uris, f"{ROW}$"), of_captions, assumed))
+        sizes = pc.coalesce(sizes, pc.if_else(pc.match_substring_regex(uris, f"{ROW}$"), of_captions, assumed), 0)
     return bool(pc.sum(sizes).as_py() <= max_bytes)

@@ -35,7 +35,7 @@ FIRST_ITEMS = 512
 UNKNOWN_FILE_BYTES = 256 << 10
 """Assumed for a picture of unknown size; a clip of unknown size is taken for a large file."""
 BYTES_PER_CAPTION_BYTE = 256
-"""A caption without a file counts as one of so many times its bytes, as its activations grow with its length."""
+"""Weight of a byte of a caption without a file, in bytes of a file: activations grow with a caption's length."""
 BLOCKS_PER_REPLICA = 4
 """Blocks of a step that a replica needs room for: one computes, one comes, one leaves, one waits."""
 USUAL_GPU = "A100"

@@ -284,6 +284,7 @@ def _seconds(
     layer_s = costs.layer / flops
     if tower is not None and device.gpu is not None and num_rows:
         number, values = tower.usual_layers or (1, tower.workspace_values(caption_tokens))
-        per_layer = {"num_inputs": num_rows, "num_kernels": tower.kernels_per_layer}
-        layer_s = number * device.gpu.layer_s(costs.layer / number, values, tower.dim, dtype, **per_layer)
+        layer_s = number * device.gpu.layer_s(
+            costs.layer / number, values, tower.dim, dtype, num_inputs=num_rows, num_kernels=tower.kernels_per_layer
+        )
     return TowerSeconds(costs.front / flops, layer_s, costs.head / flops)

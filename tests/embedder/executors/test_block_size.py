@@ -80,6 +80,7 @@ def test_large_files_stand_in_short_blocks():
 @pytest.mark.parametrize(
     ("uri", "num_characters", "on_cpu", "on_gpu"),
     [
+        (CAPTION, 0, 512, 512),
         (CAPTION, 100, 512, 512),
         (CAPTION, 300, 128, 512),
         (CAPTION, 2000, 64, 128),
