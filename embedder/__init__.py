@@ -21,14 +21,14 @@ from embedder.version import __version__ as __version__
 if TYPE_CHECKING:
     from embedder.config import load_config as load_config
     from embedder.encoders.yes_no_reranker import YesNoReranker as YesNoReranker
-    from embedder.entrances import build_index as build_index
-    from embedder.entrances import plan as plan
+    from embedder.ingest.build_index import build_index as build_index
     from embedder.ingest.dataset import embed_dataset as embed_dataset
     from embedder.ingest.embed import embed as embed
     from embedder.ingest.embed import refresh as refresh
     from embedder.plugins.deploy.submission.submit import submit as submit
     from embedder.plugins.evaluate.compare import compare as compare
     from embedder.plugins.evaluate.evaluate import evaluate as evaluate
+    from embedder.plugins.plan.answer import plan as plan
     from embedder.plugins.train.train_config import load_train_config as load_train_config
     from embedder.plugins.train.train_run import train as train
     from embedder.predictor import BatchPredictor as BatchPredictor
@@ -49,7 +49,7 @@ _HOMES = {
     "Stage": "embedder.steps.stage_contract",
     "Store": "embedder.retrieval.store_api",
     "YesNoReranker": "embedder.encoders.yes_no_reranker",
-    "build_index": "embedder.entrances",
+    "build_index": "embedder.ingest.build_index",
     "compare": "embedder.plugins.evaluate.compare",
     "connect": "embedder.retrieval.remote_store",
     "embed": "embedder.ingest.embed",
@@ -59,7 +59,7 @@ _HOMES = {
     "load_config": "embedder.config",
     "load_train_config": "embedder.plugins.train.train_config",
     "open_store": "embedder.retrieval.store_api",
-    "plan": "embedder.entrances",
+    "plan": "embedder.plugins.plan.answer",
     "refresh": "embedder.ingest.embed",
     "submit": "embedder.plugins.deploy.submission.submit",
     "train": "embedder.plugins.train.train_run",

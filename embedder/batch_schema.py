@@ -12,7 +12,12 @@ All but the embeddings are nullable `large_binary`, one value per row: nulls cos
 packed tensor, the offsets are the lengths. All other columns pass through without a copy.
 """
 
+import os
+import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import pyarrow as pa
 
@@ -40,38 +45,57 @@ HUNG = "took longer than"
 TENSOR = pa.large_binary()
 VECTOR = pa.list_(pa.float32())
 
+
+@dataclass
+class Measurement:
+    """Measurement of one call of one step, in the column `trace`; filled in when the call ends."""
+
+    step: str  # decode, stage 0, stage 1, ...; load 0, load 1, ... for the start of a stage
+    node: str = field(default_factory=platform.node)
+    pid: int = field(default_factory=os.getpid)
+    started_s: float = 0.0  # Unix time
+    wall_s: float = 0.0
+    cpu_s: float = 0.0  # of the process with its threads; for decode, of the thread and its sandbox process
+    num_rows: int = 0
+    num_images: int = 0  # only of decode, like the next: images and video frames
+    num_captions: int = 0
+    num_tokens: int = 0  # of captions, as computed: with the padding of their groups
+    num_cut_captions: int = 0  # beyond a model's limit
+    num_cut_characters: int = 0  # of them, that no tower sees
+    caption_places: Counter[str] = field(default_factory=Counter)  # captions by where they were found
+    num_frames: int = 0  # of videos, embedded
+    num_decoded_frames: int = 0  # of videos, decoded to get those
+    bytes_out: int = 0  # tensors passed on
+    peak_rss_bytes: int = 0  # of the process so far
+    peak_gpu_bytes: int = 0  # the same for its tensors on a GPU; 0 without one
+    waited_input_s: float = 0.0  # a GPU was idle before the call because the step before had made no input
+    waited_driver_s: float = 0.0  # the same, while Ray's driver had not sent it to the stage's process
+    waited_store_s: float = 0.0  # the same, while it came from the object store
+    waited_unpack_s: float = 0.0  # the same, while it was unpacked and grouped
+    waited_copy_s: float = 0.0  # the same, while it was copied to the GPU
+    waited_launch_s: float = 0.0  # the same, until the first kernel was launched
+    device_speed: dict[str, float] = field(default_factory=dict)  # measured figures of a GPU, at the start of a stage
+    note: str = ""  # line for the report, of what a process can say to nobody else; empty for nearly all calls
+    num_calls: int = 1  # more if it sums calls of a process (`embedder.report.step_sums.join_measurements`)
+
+    def __post_init__(self) -> None:
+        """Read what rows and journals have as pairs."""
+        self.caption_places = Counter(dict(self.caption_places or ()))
+        self.device_speed = dict(self.device_speed or ())
+        self.note = self.note or ""
+
+
+_OF_MEASUREMENTS: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    Counter[str]: pa.map_(pa.string(), pa.int64()),
+    dict[str, float]: pa.map_(pa.string(), pa.float64()),
+}
 TRACE = pa.list_(
-    pa.struct(
-        {
-            "step": pa.string(),  # decode, stage 0, stage 1, ...; load 0, load 1, ... for the start of a stage
-            "node": pa.string(),
-            "pid": pa.int64(),
-            "started_s": pa.float64(),  # Unix time
-            "wall_s": pa.float64(),
-            "cpu_s": pa.float64(),  # of the process with its threads; for decode, of the thread and its sandbox process
-            "num_rows": pa.int64(),
-            "num_images": pa.int64(),  # only of decode, like the next two: images and video frames
-            "num_captions": pa.int64(),
-            "num_tokens": pa.int64(),  # of captions, as computed: with the padding of their groups
-            "num_cut_captions": pa.int64(),  # beyond a model's limit
-            "num_cut_characters": pa.int64(),  # of them, that no tower sees
-            "caption_places": pa.map_(pa.string(), pa.int64()),  # captions by where they were found
-            "num_frames": pa.int64(),  # of videos, embedded
-            "num_decoded_frames": pa.int64(),  # of videos, decoded to get those
-            "bytes_out": pa.int64(),  # tensors passed on
-            "peak_rss_bytes": pa.int64(),  # of the process so far
-            "peak_gpu_bytes": pa.int64(),  # the same for its tensors on a GPU; 0 without one
-            "waited_input_s": pa.float64(),  # a GPU was idle before the call because the step before had made no input
-            "waited_driver_s": pa.float64(),  # the same, while Ray's driver had not sent it
-            "waited_store_s": pa.float64(),  # the same, while it came from the object store
-            "waited_unpack_s": pa.float64(),  # the same, while it was unpacked
-            "waited_copy_s": pa.float64(),  # the same, while it was copied
-            "waited_launch_s": pa.float64(),  # the same, until the first kernel
-            "device_speed": pa.map_(pa.string(), pa.float64()),  # measured figures of a GPU, at the start of a stage
-            "note": pa.string(),  # line for the report; empty for nearly all calls
-        }
-    )
+    pa.struct([(each.name, _OF_MEASUREMENTS[each.type]) for each in fields(Measurement) if each.name != "num_calls"])
 )
+"""Calls of the steps so far, in the first row of a batch."""
 
 REGION = pa.struct({name: pa.int32() for name in ("x", "y", "width", "height", "image_width", "image_height")})
 """Part of an image that a row is about, in pixels of the image, with the image's width and height."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, EmbedderError
 
 LOG = logging.getLogger(__name__)
 COMMANDS = "embedder.commands"
@@ -72,9 +72,13 @@ def load_plugin(group: str, name: str, where: str) -> Any:
         raise ConfigError(
             f"{where}: found {name!r}; there are {', '.join(known) or 'none'}. Packages add more: {group}"
         )
+    return load_point(known[name], f"{where}: {name}", ConfigError)
+
+
+def load_point(point: EntryPoint, what: str, refusal: type[EmbedderError]) -> Any:
+    """Import what an entry point names, described by `what`; raises `refusal` if its package can't be imported."""
     try:
-        return known[name].load()
+        return point.load()
     except (Exception, SystemExit) as error:  # another package's code
-        raise ConfigError(
-            f"{where}: {name} ({known[name].value}) can't be loaded: {error}; reinstall its package"
-        ) from error
+        reason = " ".join(str(error).split())
+        raise refusal(f"{what} ({point.value}) can't be loaded: {reason}; reinstall its package") from error

@@ -24,6 +24,10 @@ class StoreError(EmbedderError):
     """Store that can't be used as requested: missing, of an unknown format, locked, or of another model."""
 
 
+class CodeNotAllowedError(StoreError):
+    """Model of a store whose code the reader has not allowed; the message names no place of this machine."""
+
+
 class ArgumentTypeError(EmbedderError, TypeError):
     """Argument of a Python function with an unsupported type; the message names the supported ones."""
 

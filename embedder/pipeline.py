@@ -33,7 +33,7 @@ from embedder.executors.job import Job, block_items, handed_on_bytes
 from embedder.executors.ray_session import TYPE_LABEL
 from embedder.executors.signals import StopRequest
 from embedder.models.model_actor import ModelActor
-from embedder.placement.allocation import Allocation, StageResources
+from embedder.placement.allocation import Allocation
 from embedder.placement.device_settings import CPU_SETTINGS
 from embedder.steps.decode import decode_at_low_priority
 from embedder.steps.further_inputs import select_for_model, without_vectors
@@ -144,15 +144,16 @@ def through_models(dataset: Dataset, job: Job) -> Dataset:
 
     They precede the stages: their outputs are small, and the main model's inputs, which they may share, end there.
     """
-    for number, (group, num_cpus) in enumerate(zip(job.groups, job.model_cpus, strict=True)):
+    for number, (group, resources) in enumerate(zip(job.groups, job.allocation.models, strict=True)):
         dataset = map_blocks(
             dataset,
             ModelActor,
             (group, job.decode.limits, job.run if number == 0 else None),
             rows_per_batch=job.decode.rows_per_batch,
-            num_gpus=group.actor.num_gpus,
-            compute=ActorPoolStrategy(size=group.actor.replicas),
-            num_cpus=num_cpus,
+            num_gpus=resources.num_gpus,
+            compute=ActorPoolStrategy(size=resources.replicas),
+            num_cpus=resources.num_cpus,
+            **_nodes_of(resources.node_ids, {}),
             **worker_options(),
         )
     return dataset
@@ -179,21 +180,20 @@ def through_stages(
             num_gpus=resources.num_gpus,
             compute=actor_pool(resources.min_replicas, resources.max_replicas, spec.calls_at_once),
             num_cpus=resources.num_cpus,
-            **_nodes_of(resources, type_label),
+            **_nodes_of(resources.node_ids, type_selector(resources.device_types, type_label)),
             **worker_options(),
         )
     return dataset
 
 
-def _nodes_of(resources: StageResources, type_label: str) -> dict[str, Any]:
+def _nodes_of(node_ids: Sequence[str], of_type: dict[str, str]) -> dict[str, Any]:
     """Return the options that place each replica on its node; if that is full, elsewhere on devices of its type."""
-    of_type = type_selector(resources.device_types, type_label)
-    if not resources.node_ids:
+    if not node_ids:
         return {"label_selector": of_type} if of_type else {}
-    node_ids = cycle(resources.node_ids)
+    next_id = cycle(node_ids)
 
     def options() -> dict[str, Any]:
-        on_node = {"ray.io/node-id": next(node_ids)}
+        on_node = {"ray.io/node-id": next(next_id)}
         return {"label_selector": on_node, "fallback_strategy": [{"label_selector": of_type}]}
 
     return {"ray_remote_args_fn": options}

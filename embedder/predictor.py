@@ -261,6 +261,8 @@ def _decode_row(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: Any
         content = _content(decoder, fetcher, image, caption)
     except FetchError as error:
         content = ItemContent(caption=caption, problem=ItemProblem("read", error.error_type, error.message))
+    except EmbedderError as error:
+        content = ItemContent(caption=caption, problem=ItemProblem("decode", "NotAPicture", str(error)))
     (row,) = decoder.rows(replace(content, problem=content.problem or problem))
     if "error" in row:
         row["error"] = f"{row['error_type']}: {row['error']}"
@@ -268,12 +270,7 @@ def _decode_row(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: Any
 
 
 def _content(decoder: ItemDecoder, fetcher: Fetcher, image: Any, caption: str | None) -> ItemContent:
-    try:
-        content = encoded_image(fetcher, image, decoder.spec.limits.max_file_bytes)
-    except FetchError:
-        raise
-    except EmbedderError as error:
-        return ItemContent(caption=caption, problem=ItemProblem("decode", "NotAPicture", str(error)))
+    content = encoded_image(fetcher, image, decoder.spec.limits.max_file_bytes)
     if content is None:
         return ItemContent("text", None, caption)
     if sniff(content[:4096]) == "image":

@@ -1,5 +1,6 @@
 """The pipeline on Ray. Ray is imported when the executor is entered: its settings are read at the import."""
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -54,8 +55,14 @@ class RayExecutor(Executor):
 
     def __enter__(self) -> Self:
         """Attach to the cluster, or start Ray here."""
+        ray = sys.modules.get("ray")
+        is_own = self._compute.ray_address is None and not (ray is not None and ray.is_initialized())
         with ExitStack() as opened:
             opened.enter_context(self._session())
+            if is_own:
+                from embedder.compat.ray_helpers import without_helpers
+
+                opened.enter_context(without_helpers())
             there = cluster(self._compute.cluster.type_label)
             self.on_cluster = self._compute.ray_address is not None or len(there.nodes) > 1
             self.available = share_of(there, self._compute.cluster, is_cluster=self.on_cluster)

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Mapping
 
 MASK = "***"
 SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
@@ -18,12 +17,12 @@ _QUERY_VALUE = re.compile(
 _AUTHORIZATION = re.compile(r"(?i)\b(authorization:\s*(?:\w+\s+)?|bearer\s+(?=\S{16}))[^\s\"',]+")
 
 
-def mask(text: str, environment: Mapping[str, str] | None = None) -> str:
+def mask(text: str) -> str:
     """Replace secrets: names and passwords in addresses, signatures and tokens, headers, and values of the environment.
 
-    The variables in `environment`, by default this process's, whose names mark them as secret have secret values.
+    The variables of this process whose names mark them as secret have secret values.
     """
-    for name, value in (os.environ if environment is None else environment).items():
+    for name, value in os.environ.items():
         is_secret = SECRET_NAME.search(name) and not PLACE_NAME.search(name)
         if is_secret and len(value) >= MIN_SECRET_CHARACTERS:
             text = text.replace(value, MASK)

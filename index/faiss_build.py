@@ -117,7 +117,7 @@ def failures_named(design: Design, action: str) -> Iterator[None]:
     """Turn FAISS's errors inside the block into one line that names the design and the action."""
     try:
         yield
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, MemoryError) as error:
         reason = "".join(str(error).splitlines()[:1]).rsplit(": ", maxsplit=1)[-1] or type(error).__name__
         raise RetrievalError(
             f"index design {design}: FAISS {VERSION} can't {action} ({reason}); choose another"
@@ -303,7 +303,7 @@ def read(file: BinaryIO) -> faiss.Index:
 
 
 def map_file(path: Path) -> faiss.Index:
-    """Map an index file, once for all processes; raises RuntimeError if FAISS does not know the format."""
+    """Map an index file, once for all processes, and for good if it is deleted; raises RuntimeError if it is none."""
     index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     _set_scan(innermost(index))
     return index

@@ -16,7 +16,7 @@ Source: faiss-cpu 1.15, faiss/impl/index_write.cpp, `write_InvertedLists` and `w
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,10 +43,11 @@ class _Frame:
 
 def can_be_merged(template: faiss.Index) -> bool:
     """Whether parts of this index can be merged: its inverted lists have the plain layout, not blocks of 32."""
-    lists = _lists(template)
-    if lists is None or not isinstance(faiss.downcast_InvertedLists(lists.invlists), faiss.ArrayInvertedLists):
+    lists = faiss_build.innermost(template)
+    if not isinstance(lists, faiss.IndexIVF):
         return False
-    return _frame(template) is not None
+    is_plain = isinstance(faiss.downcast_InvertedLists(lists.invlists), faiss.ArrayInvertedLists)
+    return is_plain and _frame(template) is not None
 
 
 def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
@@ -68,27 +69,12 @@ def merge_parts(template: Path, parts: Sequence[Path], out: Path) -> int:
         raise RuntimeError("asked to merge what can't be merged")
     with out.open("wb") as file:
         file.write(frame.before)
-        _write_lists(file, [_lists(part) for part in opened])
+        _write_lists(file, [faiss_build.innermost(part) for part in opened])
         file.write(frame.between)
         if isinstance(shell, faiss.IndexRefine):
             _write_codes(file, [_codes(part) for part in opened], _code_unit(shell))
         file.write(frame.after)
     return int(num_rows)
-
-
-def map_merged(path: Path) -> faiss.Index:
-    """Map a merged file; it stays readable after it is deleted."""
-    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
-
-
-def _lists(index: faiss.Index) -> Any:
-    """Return the inverted lists inside re-ranking and projection; None if there are none."""
-    index = faiss.downcast_index(index)
-    if isinstance(index, faiss.IndexRefine):
-        return _lists(index.base_index)
-    if isinstance(index, faiss.IndexPreTransform):
-        return _lists(index.index)
-    return index if isinstance(index, faiss.IndexIVF) else None
 
 
 def _count(index: faiss.Index, num_rows: int) -> None:
@@ -104,7 +90,7 @@ def _count(index: faiss.Index, num_rows: int) -> None:
 
 def _frame(index: faiss.Index) -> _Frame | None:
     """Split the bytes that FAISS writes for an index without rows; None if the layout differs."""
-    lists = _lists(index)
+    lists = faiss_build.innermost(index)
     empty = struct.pack("<4sQQ4sQ", b"ilar", lists.nlist, lists.code_size, b"sprs", 0)
     if not isinstance(index, faiss.IndexRefine):
         whole = faiss.serialize_index(index).tobytes()
@@ -155,9 +141,5 @@ def _code_unit(index: faiss.Index) -> int:
 def _write_codes(file: BinaryIO, parts: Sequence[NDArray[np.uint8]], unit: int) -> None:
     file.write(struct.pack("<Q", sum(map(len, parts)) // unit))
     for codes in parts:
-        for start in _starts(len(codes)):
+        for start in range(0, len(codes), _COPIED_BYTES):
             file.write(codes[start : start + _COPIED_BYTES].tobytes())
-
-
-def _starts(num_bytes: int) -> Iterator[int]:
-    return iter(range(0, num_bytes, _COPIED_BYTES))

@@ -151,21 +151,31 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: str | Path) -> Manifest:
     """Read a version's manifest; raises a RetrievalError if it is missing, broken, or of a newer release."""
     path = Path(folder) / MANIFEST_NAME
-    content = _read_json(path)
+    try:
+        return parse_manifest(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        raise RetrievalError(f"{path}: not found, so there is no index version here; build one") from None
+    except OSError as error:
+        raise RetrievalError(f"{path}: {error.strerror}; make the file readable") from None
+
+
+def parse_manifest(data: bytes, where: str) -> Manifest:
+    """Parse a version's manifest from `where`; raises a RetrievalError if it is broken, or of a newer release."""
+    content = _parse_json(data, where)
     if content.get("format_version") == 1:
         content = _from_format_1(content)
     found = content.get("format_version")
     if found != (PARTS_FORMAT_VERSION if "parts" in content else FORMAT_VERSION):
         raise RetrievalError(
-            f"{path}: format_version is {found!r}, this release reads {FORMAT_VERSION}, and {PARTS_FORMAT_VERSION} of "
+            f"{where}: format_version is {found!r}, this release reads {FORMAT_VERSION}, and {PARTS_FORMAT_VERSION} of "
             "an index in parts; build the index again, or search with the release that built it"
         )
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
         keys = ", ".join(sorted({".".join(map(str, item["loc"])) for item in error.errors()}))
-        raise RetrievalError(f"{path}: these keys break their rules: {keys}; build the index again") from None
-    _check_hashes_named(path, manifest)
+        raise RetrievalError(f"{where}: these keys break their rules: {keys}; build the index again") from None
+    _check_hashes_named(where, manifest)
     return manifest
 
 
@@ -191,27 +201,23 @@ def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
     return content | added | {"format_version": FORMAT_VERSION, "parameters": search}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _parse_json(data: bytes, where: str) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RetrievalError(f"{path}: not found, so there is no index version here; build one") from None
-    except OSError as error:
-        raise RetrievalError(f"{path}: {error.strerror}; make the file readable") from None
+        content = json.loads(data.decode())
     except (ValueError, RecursionError):  # the latter of a list of a list of ...
-        raise RetrievalError(f"{path}: this is no valid JSON; build the index again") from None
+        raise RetrievalError(f"{where}: this is no valid JSON; build the index again") from None
     if not isinstance(content, dict):
-        raise RetrievalError(f"{path}: this is no JSON object; build the index again")
+        raise RetrievalError(f"{where}: this is no JSON object; build the index again")
     return content
 
 
-def _check_hashes_named(path: Path, manifest: Manifest) -> None:
+def _check_hashes_named(where: str, manifest: Manifest) -> None:
     named, required = set(manifest.sha256), REQUIRED_NAMES
     if manifest.parts is not None:
         required = frozenset({TEMPLATE_NAME, *(name for part in manifest.parts for name in part.names)})
     if not required <= named <= required | OPTIONAL_NAMES:
         raise RetrievalError(
-            f"{path}: sha256 names {_join_names(named)}, and must name {_join_names(required)}, of others only "
+            f"{where}: sha256 names {_join_names(named)}, and must name {_join_names(required)}, of others only "
             f"{_join_names(OPTIONAL_NAMES)}; build the index again"
         )
 

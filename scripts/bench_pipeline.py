@@ -35,7 +35,7 @@ import embedder
 from corpus import DEMO_MODEL, make_model, read_photographs, shipped_pairs, write_pairs
 from embedder.placement import hardware
 from embedder.store.files import StoreFiles
-from embedder.store.journal.journal import read_entries
+from embedder.store.journal.journal import stream_entries
 from embedder.store.journal.runs import all_runs
 from harness import EMBEDDER, MIB, number, run_watched, table
 from pipeline_bench.plain import SIDES, VECTORS_FOLDER, Event, Task, read_finished
@@ -277,7 +277,7 @@ def take_turn(contestant: Contestant, out: Path, timeout_s: float) -> tuple[Turn
     if contestant.has_store:
         files = StoreFiles(str(out / "store"))
         (run,) = all_runs(files)
-        calls = (call for entry in read_entries(files, run.run_id) for call in entry.trace)
+        calls = (call for entry in stream_entries(files, run.run_id) for call in entry.trace)
         finished, vectors = last_stage_events(calls), from_table(embedder.open_store(out / "store").to_arrow())
     else:
         finished, vectors = read_finished(out), read_files(out)

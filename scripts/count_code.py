@@ -22,7 +22,7 @@ PACKAGES = ("embedder", "shards", "index", "scripts", "tests")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 PRODUCT = ("embedder", "shards", "index")
 BELOW_INGEST = (
-    "observability", "report", "predictor.py", "planning", "pipeline.py", "retrieval", "store_check", "store_index",
+    "observability", "report", "predictor.py", "planning", "pipeline.py", "retrieval", "store_index",
     "ray_executor.py", "executors", "encoders", "placement", "models", "user_steps", "servables", "steps", "sources",
     "media", "store", "storage", "compat", "process",
 )  # fmt: skip

@@ -30,6 +30,9 @@ from published_rows import as_embedded, listed_items, versions_of
 
 from embedder.batch_schema import VECTOR
 from embedder.errors import StoreError
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.store_check.check import check_store
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.backends import Disk
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal_segments import names_in_journal, seal
@@ -38,13 +41,10 @@ from embedder.store.journal.runs import start_run
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import compact
-from embedder.store.maintenance.purge.purge import purge
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, finish_publication, publish
 from embedder.store.publish.tombstones import read_purged
 from embedder.store.store_info import bind_store
-from embedder.store_check.check import check_store
 from store_simulation.schedules import INFO, none
 
 IMAGE_BYTES = 96 << 20

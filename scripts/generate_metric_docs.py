@@ -55,7 +55,7 @@ def _text_file() -> Iterator[Row]:
         "num_items": 1, "held": False, "steps": [{"step": "decode", **dict.fromkeys(STEP_FIGURES, 1)}],
         "guards": [{"name": "rejects", "passed": True}], "metrics": {"price": {"mean": 1.0}},
     }  # fmt: skip
-    text = metrics_text(summarise("refresh", "store", 0, "done", (now, now), report, now))
+    text = metrics_text(summarise("refresh", "store", 0, "done", (now, now), 0.0, report, now))
     for family in text_string_to_metric_families(text):
         labels = tuple(label for label in family.samples[0].labels if label not in STORE_LABELS)
         yield family.name, unit_of(family.name), labels, family.documentation

@@ -27,10 +27,10 @@ from typing import Any
 import embedder
 from corpus import DEMO_MODEL, make_model, read_shipped, shipped_pairs, write_pairs
 from embedder.config import load_config
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.files import StoreFiles
 from embedder.store.lock import write_lock
-from embedder.store.maintenance.purge.purge import purge
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice
 from harness import ask, serving, until
 

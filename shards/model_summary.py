@@ -15,7 +15,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from shards.file_schema import read_json
+from pydantic import BaseModel, ValidationError
+
+from shards.file_schema import describe, read_json
 from shards.fingerprint import model_fingerprint, tokenizer_fingerprint
 from shards.model_config import TOKENIZER_FILE, ModelConfig, load_model_config
 from shards.model_errors import ModelError
@@ -31,6 +33,17 @@ _LAYER = re.compile(r"(vision|text)\.\D*\.(\d+)\.")
 
 _ONES = {"F64": b"\0\0\0\0\0\0\xf0\x3f", "F32": b"\0\0\x80\x3f", "F16": b"\0\x3c", "BF16": b"\x80\x3f"}
 """The value 1 by dtype, as safetensors stores it."""
+
+
+class _ImportedFile(BaseModel):
+    file: str
+    use: str
+    what: str
+
+
+class _ImportRecord(BaseModel):
+    files: list[_ImportedFile]
+    decisions: list[str]
 
 
 @dataclass(frozen=True)
@@ -139,9 +152,21 @@ def _summarise_parts(config: ModelConfig, entries: dict[str, TensorEntry]) -> tu
 
 
 def read_import_record(folder: Path) -> dict[str, Any]:
-    """Read what an import did with the checkpoint's `files`, and its `decisions`; empty without a record."""
+    """Read what an import did with the checkpoint's `files`, and its `decisions`; empty without a record.
+
+    Raises a ModelError if it is no such record.
+    """
     path = folder / IMPORT_FILE
-    return read_json(path, "") if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    record = read_json(path, "")
+    try:
+        _ImportRecord.model_validate(record)
+    except ValidationError as error:
+        raise ModelError(
+            f"{path}: {describe(error)}; it only says how the model was imported: delete it, or import anew"
+        ) from None
+    return record
 
 
 @dataclass(frozen=True)

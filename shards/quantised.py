@@ -12,6 +12,8 @@ Source: Dettmers et al. 2022, "LLM.int8()", section 2.1: row-wise times column-w
 rows (tokens), `I` and `O` input and output channels.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 
@@ -81,13 +83,11 @@ def quantise_weight(name: str, weight_OI: torch.Tensor) -> dict[str, torch.Tenso
     return {name: values_OI, name + SCALE_SUFFIX: scale_O1.squeeze(1)}
 
 
-def make_linears_int8(module: nn.Module) -> None:
-    """Replace each linear layer inside a module by an empty `Int8Linear`."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.Linear):
-            setattr(module, name, Int8Linear(child))
-        else:
-            make_linears_int8(child)
+def make_linears_int8(module: nn.Module, names: Collection[str]) -> None:
+    """Replace the linear layers whose weights have these names by empty `Int8Linear`s."""
+    for path, part in list(module.named_modules()):
+        if isinstance(part, nn.Linear) and f"{path}.weight" in names:
+            module.set_submodule(path, Int8Linear(part))
 
 
 def _integer_product(x_RI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:

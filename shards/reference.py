@@ -6,6 +6,7 @@ bugs.
 Legend: `F` frames, `N` tokens of all captions, `R` captions, `E` embedding size.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,35 +52,19 @@ class TwinTower(nn.Module):
         """Return the kind of output on one side, as for a shard of all layers; None without such a tower."""
         return "embedding" if side in self.config.towers else None
 
-    def pool(
-        self,
-        side: str,
-        values: torch.Tensor,
-        lengths: torch.Tensor,
-        grids: torch.Tensor | None = None,
-        text: TowerState | None = None,
-    ) -> torch.Tensor:
-        """Compute pooled features by the library's own forward function; (F, width).
+    def pool(self, side: str, rows: TowerState) -> torch.Tensor:
+        """Compute pooled features of rows, which all have this side, by the library's own forward function; (F, width).
 
-        `values` are uint8 images (F, H, W, 3) | patches (N, P) | token ids (N,). `lengths`, int64 (R,), on the CPU, all
-        at least 1, count frames, patches or tokens of each row. `grids`, int32 (R, 3), are for patches: frames, patch
-        rows and patch columns of each row. `text` has the token ids of a text that each image comes with.
+        Values are uint8 images (F, H, W, 3) | patches (N, P) | token ids (N,).
         """
+        values = rows.values
         values = self.normalise(values, torch.float32) if side == "vision" else values.to(self.device)
-        reference: Any = self.config.towers[side].reference  # few towers take a text
-        pooled: torch.Tensor = reference(getattr(self, side), values, lengths, grids, *([] if text is None else [text]))
+        pooled: torch.Tensor = self.config.towers[side].reference(getattr(self, side), replace(rows, values=values))
         return pooled
 
-    def project(
-        self,
-        side: str,
-        values: torch.Tensor,
-        lengths: torch.Tensor,
-        grids: torch.Tensor | None = None,
-        text: TowerState | None = None,
-    ) -> torch.Tensor:
+    def project(self, side: str, rows: TowerState) -> torch.Tensor:
         """Project the pooled features; float32 (F, E), not normalised; arguments as for `pool`."""
-        projected: torch.Tensor = getattr(self, f"{side}_head")(self.pool(side, values, lengths, grids, text))
+        projected: torch.Tensor = getattr(self, f"{side}_head")(self.pool(side, rows))
         return projected
 
     def arrange(self, batch: Batch, costs: object = None) -> Arranged:
@@ -106,7 +91,7 @@ class TwinTower(nn.Module):
 
     def _embed_group(self, side: str, values: torch.Tensor, layout: Layout, own: TowerState) -> torch.Tensor:
         means = layout.move_to(lambda each: each.to(self.device)).means
-        return unit_rows(self.project(side, values, own.lengths, own.grids, own.text), means)
+        return unit_rows(self.project(side, replace(own, values=values)), means)
 
 
 def load_towers(folder: str | Path, *, device: str = "cpu") -> TwinTower:

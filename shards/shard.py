@@ -3,7 +3,7 @@
 Legend: `F` frames or captions, `L` tokens of one of them, `D` width, `E` embedding size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from shards.length_groups import CPU_GROUPS, GroupCosts
 from shards.loading import activation_dtype, load_tensors
 from shards.model_config import ModelConfig, load_model_config
 from shards.quantised import make_linears_int8
-from shards.ranges import LayerRange
 from shards.shard_specs import ShardSpec, check_spec
-from shards.tensor_shapes import BATCH_COUNTER, SCALE_SUFFIX
+from shards.tensor_shapes import BATCH_COUNTER, SCALE_SUFFIX, held_dtype, model_shapes, shard_shapes
 from shards.towers.base import Tower
 from shards.towers.tower_kinds import VisionTower
 
 NO_COSTS: Mapping[str, GroupCosts] = {}
+_LISTS = (nn.ModuleList, nn.Sequential)
 
 
 def load_shard(folder: str | Path, spec: ShardSpec, *, dtype: str = "float32", device: str = "cpu") -> "Shard":
@@ -62,20 +62,22 @@ class Shard(nn.Module):
         self.config, self.spec, self.dtype = config, spec, dtype
         self.device = torch.device("meta")
         self.vision = self.vision_head = self.normalise = self.text = self.text_head = None
+        own = shard_shapes(config, spec)
+        others = model_shapes(config).keys() - own.keys()
         for side, tower in config.towers.items():
             if len(spec.layers_of(side)) or (side == "text" and len(config.shared_layers(spec.vision))):
-                self._build(side, tower, is_int8)
+                self._build(side, tower, others)
+        if is_int8:
+            held = {name: held_dtype(config, name, shape, "int8") for name, shape in own.items()}
+            make_linears_int8(self, {name for name, dtype in held.items() if dtype == "int8"})
         if config.vision is not None and len(config.shared_layers(spec.vision)):
             config.vision.join(self.vision, self.text)
 
-    def _build(self, side: str, tower: Tower, is_int8: bool) -> None:
+    def _build(self, side: str, tower: Tower, others: Collection[str]) -> None:
         layers = self.spec.layers_of(side)
         module = tower.build()
-        shared = self.config.shared_layers(self.spec.vision) if side == "text" else LayerRange(0, 0)
-        tower.prune(module, *([layers, shared] if len(shared) else [layers]))
+        _remove_tensors(module, others, f"{side}.", f"{side}.{tower.layer_prefix}")
         setattr(self, side, module)
-        if is_int8:
-            make_linears_int8(tower.layer_modules(module))
         if layers.holds_front() and isinstance(tower, VisionTower):
             self.normalise = Normalise(self.config.preprocess)
             tower.set_dtype(module, self.dtype)
@@ -183,3 +185,21 @@ class Shard(nn.Module):
             shape = self.config.towers[side].activation_shape(self.spec.layers_of(side).stop)
             values = torch.empty((0, *shape), dtype=self.dtype, device=self.device)
         return TowerState(values, state.lengths)
+
+
+def _remove_tensors(module: nn.Module, names: Collection[str], prefix: str, layer_prefix: str) -> None:
+    """Remove the parts of a module whose tensors all have these names; the others keep their names.
+
+    `prefix` is what the names of the module's own tensors begin with, `layer_prefix` those of layers. What layers lie
+    in stays.
+    """
+    for name in [each for each in module.state_dict() if prefix + each in names and "." not in each]:
+        setattr(module, name, None)
+    for name, part in list(module.named_children()):
+        inner = f"{prefix}{name}."
+        held = [inner + each for each in part.state_dict() if not each.endswith(BATCH_COUNTER)]
+        holds_layers = isinstance(part, _LISTS) or layer_prefix.startswith(inner)
+        if holds_layers or not all(each in names for each in held):
+            _remove_tensors(part, names, inner, layer_prefix)
+        elif held:
+            setattr(module, name, nn.Identity() if isinstance(module, _LISTS) else None)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 import samples
 from command_runs import run_here
+from packaging.version import Version
 from running_server import running
 
 import embedder
@@ -82,7 +83,7 @@ EXCEPTED = {
     r"embedder .*s3://": "a bucket: tests/embedder/ingest/test_runs_in_bucket.py",
     r"embedder .*(ray-address|10\.77\.0)": "a cluster: tests/embedder/executors/test_cluster_jobs.py",
     r"embedder plan .*--cluster": "a cluster",
-    r"embedder verify .*--dtype int8": "judges by this machine's times: tests/embedder/verification/test_verify.py",
+    r"embedder verify .*--dtype int8": "judges by this machine's times: tests/embedder/plugins/verify/test_verify.py",
     r"embedder (submit|jobs) ": "a cluster: tests/embedder/plugins/deploy/test_cluster_submission.py",
     r"embedder .*--device cuda": "a GPU",
     r"embedder demo --serve": "opens a browser: tests/embedder/cli/test_demo_command.py",
@@ -383,6 +384,14 @@ def test_every_key_has_a_type_and_a_meaning():
 def test_the_site_lists_every_page():
     listed = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
     assert listed == {path.name for path in ROOT.glob("docs/*.md")}
+
+
+def test_older_versions_whose_lacks_are_told_are_ones_that_can_be_installed():
+    told = re.findall(r"^\| (\w+) before ([\d.]+) \|", PAGES["docs/installation.md"], re.MULTILINE)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    floors = dict(re.findall(r'^ *"(\w+)(?:\[data\])?>=([\d.]+)"', project, re.MULTILINE))
+    assert told
+    assert [name for name, version in told if Version(version) <= Version(floors[name.lower()])] == []
 
 
 def test_the_version_is_that_of_the_changelog():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import samples
 from index_stores import indexed_store, vector_of
 from packaging.version import Version
 
@@ -32,12 +33,12 @@ LIGHT = (
     "shards.model_config",
     "shards.plan",
     "shards.planning.what_if",
-    "embedder.planning.answer",
+    "embedder.plugins.plan.answer",
     "index",
     "index.vectors",
     "index.versions",
     "embedder.store_index.keep_index",
-    "embedder.store_check.check",
+    "embedder.plugins.maintain.store_check.check",
     "embedder.retrieval.flat_index",
     "embedder.plugins.deploy.submission.submit",
     "embedder.sources.listing",
@@ -51,7 +52,8 @@ patched = pytest.mark.skipif(
     not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),
     reason="of versions that are not patched",
 )
-DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
+ROOT = Path(embedder.__file__).parents[1]
+DEMO_MODEL = ROOT / "embedder" / "demo_model"
 COMPILER = {"torch._dynamo", "torch._inductor", "triton"}  # 1.5 s of CPU
 SLOW_EXTRAS = {"scipy", "sklearn", "matplotlib", "pandas"}
 STAGES = {
@@ -89,6 +91,8 @@ assert gc.isenabled() and gc.get_freeze_count() > 0
 import torch
 assert torch.distributed.is_available(), "torch itself stays as it is"
 """
+UNUSED = {"sympy", "torch.distributed.tensor", "torch.nn.attention.flex_attention", "wandb"}
+"""What only training and tracking need, of what transformers and timm import where it is there."""
 LIST = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 
 
@@ -172,10 +176,75 @@ def test_a_process_of_a_stage_leaves_out_what_no_shard_uses(kind: str, tmp_path:
     spec, unneeded = STAGES[kind]
     imported = modules_after(STAGE_PROCESS, DEMO_MODEL, spec, folder=tmp_path)
     assert {"torch", "embedder.steps.stage"} <= imported
-    unused = {"sympy", "torch.distributed.tensor", "torch.nn.attention.flex_attention"}
+    unused = set(UNUSED)
     if Version(version("torch")) < Version("2.15"):  # on the meta device, older ones ask sympy about sizes
         unneeded, unused = unneeded - {"sympy"}, unused - {"sympy"}
     assert (COMPILER | unneeded | unused) & imported == set()
+
+
+@patched
+@pytest.mark.parametrize("program", [["-m", "embedder"], [str(Path(sys.executable).parent / "embedder")]])
+def test_a_command_that_embeds_in_one_process_leaves_it_out_too(
+    program: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = samples.folder(tmp_path / "in", num_images=3)
+    (tmp_path / "sitecustomize.py").write_text("""
+import atexit, pathlib, sys
+atexit.register(lambda: pathlib.Path("modules").write_text("\\n".join(sys.modules)))
+""")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    command = ["embed", str(source), "--model", str(DEMO_MODEL), "--store", str(tmp_path / "s"), "--engine", "local"]
+    result = run_fresh(*program, *command, folder=tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]
+    imported = set((tmp_path / "modules").read_text().splitlines())
+    assert {"torch", "timm.layers", "transformers.models.albert.modeling_albert"} <= imported
+    assert (UNUSED - ({"sympy"} if Version(version("torch")) < Version("2.15") else set())) & imported == set()
+
+
+def test_the_names_of_transformers_models_that_are_read_once_are_those_that_it_reads_itself(tmp_path: Path) -> None:
+    program = """
+import json, sys
+from embedder.compat.light_transformers import MODEL_NAMES, sparing_imports
+with sparing_imports(with_text=True):
+    import transformers.models
+from transformers.utils import import_utils
+if MODEL_NAMES.is_there():
+    read = import_utils.create_import_structure_from_path
+    assert read.__module__ == "embedder.compat.light_transformers"
+    path = transformers.models.__file__
+    cached = read.__closure__[1].cell_contents
+    assert cached.cache_info().hits >= 1
+    cached.cache_clear()
+    assert import_utils.spread_import_structure(cached(path)) == import_utils.define_import_structure(path)
+from transformers import AlbertConfig, AlbertModel, AutoTokenizer
+"""
+    modules_after(program, folder=tmp_path)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_whether_a_tracker_is_installed_can_be_asked_where_it_is_left_out(is_installed: bool, tmp_path: Path) -> None:
+    """accelerate, which transformers imports where it is there, asks so at its import."""
+    program = """
+import sys
+from importlib.util import find_spec
+from embedder.compat import light_transformers
+
+light_transformers.TRACKER = "left_out"
+with light_transformers.sparing_imports(with_text=False):
+    is_found = find_spec("left_out") is not None
+    try:
+        import left_out
+    except ImportError:
+        assert "left_out" not in sys.modules
+    else:
+        raise AssertionError("imported")
+assert is_found == (sys.argv[1] == "True"), is_found
+if is_found:
+    import left_out
+"""
+    if is_installed:
+        (tmp_path / "left_out.py").touch()
+    modules_after(program, str(is_installed), folder=tmp_path)
 
 
 @patched

@@ -2,12 +2,11 @@
 
 import json
 import threading
-from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -22,12 +21,12 @@ from embedder.quantities import duration_text, plural
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
-    from embedder.retrieval.caption_recall import Recall
     from embedder.retrieval.store_api import Store
 
 QUERIES = ("red heart", "slice of pizza", "cat crying with laughter", "flag of Japan", "medical doctor", "snow")
 SHEET_QUERY = "smiling cat"
 UNSEEN_TAGS = "openmoji_tags"  # a second set of human tags, which no training has used
+KS = (1, 5, 10)
 
 
 @command
@@ -61,9 +60,8 @@ def demo(
         opened = open_store(store)
         recalls = _measure(opened)
         shown = [*report_parts(report), index, "", _recall_table(recalls), "", *_search(opened, out)]
-    figures = [asdict(each) for each in recalls]
     return Result(
-        {"report": json.loads(report.model_dump_json()), "store": store, "recalls": figures},
+        {"report": json.loads(report.model_dump_json()), "store": store, "recalls": recalls},
         shown,
         afterwards=partial(_serve, store, opens_browser=not no_browser) if serve else None,
     )
@@ -93,33 +91,43 @@ def _index_line(store: StoreFiles) -> str:
     return f"index {number}: {manifest.kind}, {vectors}, built in {duration_text(round(manifest.build_s, 1))}"
 
 
-def _measure(store: "Store") -> "list[Recall]":
-    """Measure text-to-image R@k over all emoji: by caption, without flags, and by tags that no training has used."""
+def _measure(store: "Store") -> list[dict[str, Any]]:
+    """Measure text-to-image R@k over all emoji: by caption, without flags, and by tags that no training has used.
+
+    The only right answer to a text is its own emoji.
+    """
     import numpy as np
     import pyarrow.compute as pc
 
-    from embedder.retrieval.caption_recall import caption_recall, text_recall
-    from embedder.store_index.keep_index import rows_with_images
+    from embedder.retrieval.rank_metrics import retrieval_at
+    from embedder.store.tables.arrow_tensors import unpack_vectors
 
-    rows = rows_with_images(store.to_arrow()).combine_chunks()
+    rows = store.to_arrow()
+    rows = rows.filter(pc.is_valid(rows["image_embedding"])).combine_chunks()
     is_flag = pc.equal(rows["group"], "flags").to_numpy(zero_copy_only=False)
     # The first thousand emoji have no such tags, so the column of lists arrived as JSON texts.
     tags = [", ".join(json.loads(words)) for words in rows[UNSEEN_TAGS].to_pylist()]
     has_tags = np.array([bool(words) for words in tags])
     tag_queries = store.encode_text([words for words in tags if words])
+    captions, images = (unpack_vectors(rows[name]) for name in ("text_embedding", "image_embedding"))
+    numbers = np.arange(rows.num_rows)
+    asked = {
+        "caption": (numbers, captions),
+        "caption, without flags": (numbers[~is_flag], captions[~is_flag]),
+        "caption, flags only": (numbers[is_flag], captions[is_flag]),
+        "tags unseen in training": (numbers[has_tags], tag_queries),
+    }
     return [
-        caption_recall(rows),
-        caption_recall(rows, "caption, without flags", ~is_flag),
-        caption_recall(rows, "caption, flags only", is_flag),
-        text_recall(rows, "tags unseen in training", tag_queries, has_tags),
+        {"queries": name, "num_queries": len(own), "recall": retrieval_at(queries, own, images, numbers, KS)}
+        for name, (own, queries) in asked.items()
     ]
 
 
-def _recall_table(recalls: "list[Recall]") -> Table:
-    from embedder.retrieval.caption_recall import KS
-
+def _recall_table(recalls: list[dict[str, Any]]) -> Table:
     heading = "text -> image, by"
-    rows = [(each.queries, f"{each.num_queries:,}", *(f"{each.recall[k]:.3f}" for k in KS)) for each in recalls]
+    rows = [
+        (each["queries"], f"{each['num_queries']:,}", *(f"{each['recall'][k]:.3f}" for k in KS)) for each in recalls
+    ]
     return new_table(heading, "queries", *(f"R@{k}" for k in KS), left=(heading,), rows=rows)
 
 

@@ -6,7 +6,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from embedder.cli.options import ModelName, ReadConfig, StoreUri, command
+from embedder.cli.options import ModelName, ReadConfig, StoreUri, command, parse_size
 from embedder.cli.results import Result, new_table
 from embedder.cli.store_access import write_access
 from embedder.quantities import MIB, duration_text, percent, plural, size_text
@@ -43,13 +43,11 @@ def build(
     force: Force = False,
 ) -> Result:
     """Build an index of the published embeddings, and publish it with them if it is good enough."""
-    from embedder.planning.plan_options import parse_size
-
     asked = {"kind": kind, "memory_bytes": parse_size("--memory", memory), "latency_ms": latency_ms, "recall": recall}
     asked |= {"on_missed": on_missed}
     run = read({"store": store}, [f"index.{key}={value}" for key, value in asked.items() if value is not None])
 
-    from embedder.entrances import build_index
+    from embedder.ingest.build_index import build_index
 
     before = _load_published(StoreFiles(run.required_store), model)[1].index
     number, manifest = build_index(run, model=model or "", force=force, measure_all=explain)

@@ -1,6 +1,7 @@
 """Options that commands share, and the configuration that they make."""
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import update_wrapper
@@ -134,3 +135,18 @@ def source_override(path: str | None, **described: Any) -> list[dict[str, Any]] 
             "[[source]]"
         )
     return None
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGTP]?)(i?)B?")
+_POWERS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+
+def parse_size(option: str, text: str | None) -> int | None:
+    """Parse `2GiB`, `500MB`, `200TB` as bytes; None for None. Raises `ConfigError` if it is no size."""
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise ConfigError(f"{option} {text!r}: this is no size; write it as 2GiB, 500MB or 200TB")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** _POWERS[match[2]])

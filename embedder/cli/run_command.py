@@ -11,6 +11,7 @@ import traceback
 from functools import cache
 from importlib.metadata import EntryPoint
 from io import TextIOWrapper
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -30,31 +31,30 @@ from embedder.redaction import mask
 from embedder.storage.printable import printable
 from embedder.version import __version__
 
+HELP = """Embed pictures, clips and captions with a twin tower, and search them.
+
+Exit 0: done. Exit 1: the run or the check failed. Exit 2: a mistake in options, configuration or input, in one line.
+Exit 128 + n: broken off by signal n.
+"""
 # Importing creates a million objects that all stay; with garbage collection after each 700 it takes a fifth longer.
 OBJECTS_PER_COLLECTION = 100_000
 USAGE_ERRORS: tuple[type[Exception], ...] = typer.BadParameter.__bases__  # of all versions of typer
 
 COMMANDS = {
-    "model": "model_command:app",
-    "index": "index_command:app",
-    "store": "store_check_command:app",
-    "refresh": "refresh_command:refresh",
-    "rejects": "refresh_command:rejects",
-    "history": "store_command:history",
-    "report": "report_command:report",
-    "rollback": "store_command:rollback",
-    "vacuum": "store_command:vacuum",
-    "compact": "store_command:compact",
-    "purge": "purge_command:purge",
-    "migrate": "store_command:migrate",
-    "export-query-towers": "store_command:export_query_towers",
-    "search": "search_command:search",
     "demo": "demo_command:demo",
     "embed": "embed_command:embed",
-    "plan": "plan_command:plan",
-    "verify": "verify_command:verify",
-    "doctor": "doctor_command:doctor",
+    "refresh": "refresh_command:refresh",
+    "search": "search_command:search",
+    "index": "index_command:app",
+    "rejects": "refresh_command:rejects",
+    "report": "report_command:report",
+    "history": "store_command:history",
+    "rollback": "store_command:rollback",
+    "compact": "store_command:compact",
+    "export-query-towers": "store_command:export_query_towers",
+    "model": "model_command:app",
     "config": "config_command:config",
+    "doctor": "doctor_command:doctor",
 }
 """Modules of this package, and their commands or applications of subcommands, in the order of `--help`."""
 
@@ -75,7 +75,7 @@ def _take_options(
 
 def make_app(only: str | None = None) -> typer.Typer:
     """Make the application of one command, or of all: importing the others takes longer than most searches."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
     app.callback()(_take_options)
     own = {name: EntryPoint(name, f"{__package__}.{place}", "") for name, place in COMMANDS.items()}
     if only in own:
@@ -95,15 +95,24 @@ def whole_app() -> typer.Typer:
     return make_app()
 
 
-def main() -> None:
-    """Run the command line, and turn errors into exit codes."""
+def _prepare_process() -> None:
+    """Set up what the environment left out or has otherwise: streams, a home folder."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     sys.excepthook = _show_traceback
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by what started the command
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: PTH123, SIM115
+    try:
+        Path.home()
+    except RuntimeError:  # a user without an entry, and without HOME: as containers set it
+        os.environ["HOME"] = "/"
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal without Unicode shows escapes, as on standard error
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def main() -> None:
+    """Run the command line, and turn errors into exit codes."""
+    _prepare_process()
     with interruptible(), messages_to(TerminalLog()):
         try:
             # Typer itself would print errors in its own style, and replace the hook for tracebacks.

@@ -320,10 +320,13 @@ def _read_vectors(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
     import numpy as np
 
     try:
-        return np.atleast_2d(np.lib.format.open_memmap(path, mode="r"))
+        vectors = np.atleast_2d(np.lib.format.open_memmap(path, mode="r"))
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or "it holds no plain array of numbers"
         raise ConfigError(f"--vector {path}: {problem}; give a file that numpy.save wrote from an array") from None
+    if vectors.dtype == np.uint8:  # which `Store.search` takes as pixels
+        raise ConfigError(f"--vector {path}: it holds bytes, as pictures are; give floats, or a picture with --image")
+    return vectors
 
 
 def _format_hits(hits: "Hits", options: SearchOptions) -> RenderableType:

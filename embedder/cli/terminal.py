@@ -74,23 +74,13 @@ class TerminalLog(logging.Handler):
 
 
 @contextmanager
-def progress_bar(total: int, description: str, num_done: int = 0) -> Iterator[Callable[[int, str, str], None]]:
-    """Draw a bar on standard error, if that is a terminal.
-
-    `total` is the number at the end, 0 if unknown; `description` and `num_done` are the initial text and number. Yields
-    a function that takes the number done, the text and the rate.
-    """
-    with bar_with_lines(total, description, num_done) as (update, _):
-        yield update
-
-
-@contextmanager
 def bar_with_lines(
     total: int, description: str, num_done: int = 0
 ) -> Iterator[tuple[Callable[[int, str, str], None], Callable[[RenderableType], None]]]:
-    """Draw a bar as `progress_bar` does, with room for something below it.
+    """Draw a bar on standard error, if that is a terminal, with room for something below it.
 
-    Yields the function of `progress_bar`, and one that takes what is shown below the bar.
+    `total` is the number at the end, 0 if unknown; `description` and `num_done` are the initial text and number. Yields
+    a function that takes the number done, the text and the rate, and one that takes what is shown below the bar.
     """
     from rich import progress
 

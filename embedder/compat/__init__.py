@@ -8,6 +8,7 @@ For speed; also switched off by `fast_start = false`:
     light_transformers                  transformers' questions about torch; garbage collection while it is imported
     malloc                              glibc's thresholds, through `mallopt`, which is public
     ray_start.light_start               Ray without monitor, log monitor and API server
+    ray_helpers                         no helper actors of Ray Data on a Ray of the run's own
     ray_callbacks.LoopPace              pauses, waits and calls in flight of Ray Data's scheduling loop
     steady_pools                        Ray Data's autoscaler of actor pools
     ray_data.map_blocks                 blocks pass to stages on GPUs whole; fallback: joined and cut by rows

@@ -11,6 +11,7 @@ from embedder.config_toml.sections import ConfigSection
 from embedder.redaction import PLACE_NAME, SECRET_NAME
 
 GIB = 1 << 30
+LEAST_SHM_BYTES = 96 << 20  # Ray starts with no object store of less than 75 MiB
 MAX_NAME = 36  # characters; KubeRay adds suffixes of its own to the 63 that Kubernetes allows
 MAX_LABEL = 63
 _TAKEN = (
@@ -85,7 +86,9 @@ class NodeResources(ConfigSection):
     memory_bytes: Bytes | None = Field(
         None, description="memory of a pod, shared memory included; left out: 4 GiB a core, or what the plan needs"
     )
-    shm_bytes: Bytes = Field(2 * GIB, description="shared memory, of which Ray's object store takes all but a tenth")
+    shm_bytes: int = Field(
+        2 * GIB, ge=LEAST_SHM_BYTES, description="shared memory, of which Ray's object store takes all but a tenth"
+    )
     spill_bytes: Bytes = Field(32 * GIB, description="disk that Ray spills blocks to")
     node_selector: Labels = Field({}, description="labels that nodes must have")
     toleration: tuple[Toleration, ...] = ()

@@ -3,17 +3,13 @@
 import ast
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from embedder.config_toml.sections import ConfigSection
 from embedder.entry_points import STEPS, find_plugins
 from embedder.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
-
 
 StepPlace = Literal["after_decode", "before_write"]
 
@@ -247,7 +243,7 @@ def with_declared(step: Any) -> Any:
     try:
         spec = None if place.endswith(".py") else find_spec(place)
         tree = ast.parse(Path(spec.origin if spec and spec.origin else place).expanduser().read_bytes())
-    except (OSError, ImportError, SyntaxError, ValueError):
+    except (Exception, SystemExit):  # noqa: BLE001  # it imports the package of a module, which may raise anything
         return step  # errors in it are reported where it is looked for
     found = _declared_in(name, {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}, place)
     return found.pop("resources", {}) | found | step

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from embedder.media.resize import Colour
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.models.model_folder import Model, resize_spec
 from embedder.steps.caption_encoder import CaptionEncoder
-from embedder.storage.printable import is_text, printable
+from embedder.storage.printable import is_text, printable, readable
 from shards.model_settings import default_instruction, instructed_prompt, split_address
 from shards.tokenizer import QueryText
 
@@ -42,36 +42,6 @@ CURE = "use words that the model was trained with"
 OTHER_MODELS = "docs/models.md has the languages of others"
 NO_TEXT_TOWER = "it has no text tower, so it can't encode texts; give an image"
 NO_VISION_TOWER = "it has no vision tower, so it can't encode images; give a text"
-
-
-class AnyQueryEncoder(Protocol):
-    """Encoder of texts and images as searches use it: of towers, or of a servable."""
-
-    @property
-    def kind(self) -> str:
-        """Return what it runs on: "torch", "onnx" or "servable"."""
-
-    def encode_text(self, texts: Sequence[str], instruction: str | None = None) -> Floats:
-        """Embed texts, with an instruction in the place of the model's own; float32 (Q, E), L2-normalised."""
-
-    def encode_image(self, images: "Sequence[GivenImage]", decoder: SandboxedDecoder | None = None) -> Floats:
-        """Embed images; float32 (Q, E), L2-normalised."""
-
-    def warning(self, text: str, instruction: str | None = None) -> str | None:
-        """Return a line on a text's unknown or partly known words, and on what is cut; None if the model reads all."""
-
-    def describe_cut(self, text: str) -> str | None:
-        """Return a line on what is cut of a text; None if all of it is read."""
-
-    @property
-    def instruction(self) -> str | None:
-        """Return the instruction of queries where none is given; None if the model takes none."""
-
-    def probability(self, cosine: float) -> float | None:
-        """Compute the probability that a text fits an image; None if the model defines none."""
-
-    def load_like(self, other: "AnyQueryEncoder") -> None:
-        """Load what another encoder has loaded, so that no query waits for it."""
 
 
 class BaseQueryEncoder(ABC):
@@ -187,7 +157,7 @@ class BaseQueryEncoder(ABC):
         found = default_instruction(self.model.config.preprocess)
         return found if found is None else split_address(self.model.uri)[1].query_instruction or found
 
-    def load_like(self, other: AnyQueryEncoder) -> None:
+    def load_like(self, other: object) -> None:
         """Load the towers that another encoder has loaded, so that no query waits for them."""
         for name in ("_captions", "_text_tower", "_vision_tower", "_sigmoid"):
             if name in vars(other):
@@ -271,7 +241,7 @@ def stripped_texts(texts: Sequence[str]) -> list[str]:
         raise ConfigError("the query is empty; write what the images should show")
     for text in stripped:
         if not is_text(text):
-            raise ConfigError(f"the query {text}: it is not valid UTF-8; type it where UTF-8 is the encoding")
+            raise ConfigError(f"the query {readable(text)}: it is not valid UTF-8; type it where UTF-8 is the encoding")
     return stripped
 
 

@@ -11,6 +11,7 @@ from embedder.media.resize import Colour
 from embedder.models.model_folder import Model
 
 if TYPE_CHECKING:
+    from shards.activations import Batch
     from shards.shard import Shard
     from shards.shard_specs import ShardSpec
 
@@ -27,25 +28,14 @@ class QueryEncoder(BaseQueryEncoder):
     def _embed_ids(self, ids: list[Ids]) -> Floats:
         import torch
 
-        from shards.activations import Batch, TowerState
-
-        lengths = torch.tensor([len(each) for each in ids])
         with torch.inference_mode():
-            state = TowerState(torch.from_numpy(np.concatenate(ids)), lengths)
-            return self._embedding(self._text_tower(Batch(vision=None, text=state)).text)
+            return self._embedding(self._text_tower(text_batch(ids)).text)
 
     def _embed_pixels(self, columns: list[Columns]) -> Floats:
         import torch
 
-        from shards.activations import Batch, TowerState
-
-        values = torch.from_numpy(np.concatenate([each["pixels"] for each in columns]))
-        lengths = torch.tensor([len(each["pixels"]) for each in columns])
-        has_grids = "image_grid" in columns[0]
-        grids = torch.from_numpy(np.stack([each["image_grid"] for each in columns])) if has_grids else None
         with torch.inference_mode():
-            state = TowerState(values, lengths, grids)
-            return self._embedding(self._vision_tower(Batch(vision=state, text=None)).vision)
+            return self._embedding(self._vision_tower(image_batch(columns)).vision)
 
     def _embedding(self, state: Any) -> Floats:
         return np.asarray(state.values.numpy(), np.float32)
@@ -71,3 +61,26 @@ class QueryEncoder(BaseQueryEncoder):
         from shards.shard import load_shard
 
         return load_shard(self.model.folder, spec)
+
+
+def text_batch(ids: list[Ids]) -> "Batch":
+    """Pack the token ids of texts, each int32 (T,)."""
+    import torch
+
+    from shards.activations import Batch, TowerState
+
+    lengths = torch.tensor([len(each) for each in ids])
+    return Batch(vision=None, text=TowerState(torch.from_numpy(np.concatenate(ids)), lengths))
+
+
+def image_batch(columns: list[Columns]) -> "Batch":
+    """Pack images."""
+    import torch
+
+    from shards.activations import Batch, TowerState
+
+    values = torch.from_numpy(np.concatenate([each["pixels"] for each in columns]))
+    lengths = torch.tensor([len(each["pixels"]) for each in columns])
+    has_grids = "image_grid" in columns[0]
+    grids = torch.from_numpy(np.stack([each["image_grid"] for each in columns])) if has_grids else None
+    return Batch(vision=TowerState(values, lengths, grids), text=None)

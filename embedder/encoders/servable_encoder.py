@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.encoders.encode_queries import AnyQueryEncoder, Floats, stripped_texts
+from embedder.encoders.encode_queries import Floats, stripped_texts
 from embedder.encoders.query_encoder import QueryEncoder
-from embedder.errors import ConfigError, StoreError
+from embedder.errors import CodeNotAllowedError, ConfigError, StoreError
 from embedder.media.given_inputs import image_list
 from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
@@ -64,7 +64,7 @@ class CodeSources:
     def servable(self, info: StoreInfo, model: str) -> "Servable":
         """Make a further model's servable, from the store's section if that is data or allowed.
 
-        Raises a StoreError if the store's section would run code, and the reader has neither its own section nor
+        Raises CodeNotAllowedError if the store's section would run code, and the reader has neither its own section nor
         allowed it.
         """
         section = info.servable or {}
@@ -77,7 +77,7 @@ class CodeSources:
         what = printable(str(section.get("kind", TOWERS)), MAX_SHOWN)
         if section.get("python") is not None:
             what += " in an interpreter of its own"
-        raise StoreError(
+        raise CodeNotAllowedError(
             f"model {model or section.get('name')} of the store: it is of the kind {what}, which would run code that "
             f"the store names; a store is data, of which readers take the kinds {' and '.join(DATA_KINDS)} alone; give "
             "the configuration that has this [[model]] (--config FILE), or run the store's code, if you trust whoever "
@@ -93,7 +93,9 @@ def _has_code(section: Mapping[str, Any]) -> bool:
     return section.get("kind", TOWERS) not in DATA_KINDS or section.get("python") is not None
 
 
-def open_servable_encoder(info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE) -> AnyQueryEncoder:
+def open_servable_encoder(
+    info: StoreInfo, model: str = "", code: CodeSources = DATA_ALONE
+) -> "QueryEncoder | ServableEncoder":
     """Open the encoder of a further model that has no query towers in the store; loads nothing yet.
 
     Raises:
@@ -180,7 +182,7 @@ class ServableEncoder:
         del cosine
         return None
 
-    def load_like(self, other: AnyQueryEncoder) -> None:
+    def load_like(self, other: object) -> None:
         """Load the servable if another encoder has loaded its own."""
         if "_running" in vars(other):
             _ = self._running

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedder.compat.locked_property import locked_cached_property
+from embedder.encoders.query_encoder import image_batch, text_batch
 from embedder.errors import ConfigError
 from embedder.models.model_folder import open_model, resize_spec
 from embedder.steps.caption_encoder import CaptionEncoder
@@ -74,7 +75,8 @@ class YesNoReranker(Stage):
                 for some in _batches(shown):
                     scores[some] = _scores(self._shard(self._pictures([images[each] for each in some])).vision)
                 for some in _batches(read):
-                    scores[some] = _scores(self._shard(_texts([encoder.encode(captions[each]) for each in some])).text)
+                    ids = [encoder.encode(captions[each]) for each in some]
+                    scores[some] = _scores(self._shard(text_batch(ids)).text)
         is_empty = [image is None and caption is None for image, caption in zip(images, captions, strict=True)]
         return {"score": pa.array(scores, mask=np.array(is_empty, bool))}
 
@@ -91,11 +93,8 @@ class YesNoReranker(Stage):
         return encoder
 
     def _pictures(self, images: list[dict[str, Any]]) -> "Batch":
-        import torch
-
         from embedder.media.images import resize_image
         from embedder.media.patches import pixel_columns
-        from shards.activations import Batch, TowerState
 
         rule, columns = resize_spec(self.model), []
         for image in images:
@@ -103,9 +102,7 @@ class YesNoReranker(Stage):
             sized = resize_image(pixels, rule)
             resized = np.frombuffer(sized.data, np.uint8).reshape(1, sized.size[1], sized.size[0], 3)
             columns.append(pixel_columns(resized, rule))
-        grids = torch.from_numpy(np.stack([each["image_grid"] for each in columns]))
-        patches = torch.from_numpy(np.concatenate([each["pixels"] for each in columns]))
-        return Batch(TowerState(patches, grids.long().prod(1), grids), None)
+        return image_batch(columns)
 
     @locked_cached_property
     def _captions(self) -> CaptionEncoder:
@@ -125,14 +122,6 @@ class YesNoReranker(Stage):
 
 def _batches(places: list[int]) -> list[list[int]]:
     return [places[start : start + BATCH_PAIRS] for start in range(0, len(places), BATCH_PAIRS)]
-
-
-def _texts(ids: list[NDArray[np.int32]]) -> "Batch":
-    import torch
-
-    from shards.activations import Batch, TowerState
-
-    return Batch(None, TowerState(torch.from_numpy(np.concatenate(ids)), torch.tensor([len(each) for each in ids])))
 
 
 def _scores(state: Any) -> NDArray[np.float32]:

@@ -27,6 +27,7 @@ from embedder.sources.listing_schema import HASHED, ROW_SCHEMA, Row, table_of_ro
 from embedder.sources.table_files import TableFile
 from embedder.sources.table_items import image_row
 from embedder.sources.uris import cell_prefix, row_uri
+from embedder.storage.web_address import public_name
 from embedder.store.files import StoreFiles
 
 if TYPE_CHECKING:
@@ -143,11 +144,14 @@ def _with_id(row: Row, item_id: str | None, columns: DatasetColumns) -> Row:
 
 
 def _own_id(row: Row) -> str:
-    """Return the id of a row if no column gives it: a hash of its picture, its address, or a hash of its caption."""
+    """Return the id of a row if no column gives it: a hash of its picture, its address, or a hash of its caption.
+
+    As in a table, an address has no secrets there, so one that is signed anew is the same item.
+    """
     if row.modified.startswith(HASHED):
         return row.modified.removeprefix(HASHED).partition("|")[0]
     if row.uri:
-        return row.uri
+        return public_name(row.uri)
     return _name_of(row) if row.error_type is not None else _digest((row.caption or "").encode())
 
 

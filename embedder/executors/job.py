@@ -35,10 +35,11 @@ from embedder.placement.resources import (
     OBJECT_STORE_BYTES,
     allocate,
     beside_models,
-    model_cpus,
+    model_resources,
     niceness_by_work,
     object_store_bytes,
     request_resources,
+    without_gpus_of,
 )
 from embedder.quantities import plural, size_text
 from embedder.servables.towers import read_plan
@@ -101,8 +102,6 @@ class Job:
     settings: DeviceSettings = CPU_SETTINGS
     groups: tuple[ModelGroup, ...] = ()
     """Further models by the actors that hold them, which come before the main model's stages."""
-    model_cpus: tuple[float, ...] = ()
-    """CPUs that an actor of each of these groups reserves."""
     before_write: WrittenSteps = NO_STEPS
     """The user's own steps that finished rows go through."""
     num_items: int | None = None
@@ -130,23 +129,24 @@ def plan_job(
 ) -> Job:
     """Decide the run, for what is `available` on the machine or cluster; `runs` has that of the main model first.
 
-    For the GPUs of a fleet, the model is cut anew where `plan` need not be kept. Raises `ConfigError` if the requested
-    resources do not exist; `StepError` or `ServableError` if a step of the user's can't be run.
+    For the GPUs of a fleet that further models leave, the model is cut anew where `plan` need not be kept. Raises
+    `ConfigError` if the requested resources do not exist; `StepError` or `ServableError` if a step of the user's can't
+    be run.
     """
-    plan = plan_for_fleet(compute, model, plan, available)
     main, models = runs[0], further_models(each.model for each in runs)
     _check_rows(rows, main, may_load=compute.ray_address is None)
     groups = group_models(models, shared_columns(models, model))
-    allocation = allocate(compute, beside_models(available, actors := [each.actor for each in groups]), plan.stages)
+    left = beside_models(available, actors := [each.actor for each in groups])
+    resources = model_resources(available, actors)
+    plan = plan_for_fleet(compute, model, plan, without_gpus_of(left, resources))
+    allocation = allocate(compute, left, plan.stages, resources)
     decode = _decode_of_run(rows, model, models)
     settings = _fit_settings(max(handed_on_bytes(model, plan, decode)), model, allocation, available, len(groups))
     stages = stage_specs(compute, model, plan, allocation, num_items, settings)
     decode = replace(decode, rows_per_batch=rows_per_batch(compute.batch_size, settings))
-    cpus, last = tuple(model_cpus(available, actors)), written_steps(rows.step, main.run.info.step_columns)
+    last = written_steps(rows.step, main.run.info.step_columns)
     parts = tuple(each.part for each in runs)
-    return Job(
-        compute, model, plan, decode, allocation, stages, main.run, parts, settings, groups, cpus, last, num_items
-    )
+    return Job(compute, model, plan, decode, allocation, stages, main.run, parts, settings, groups, last, num_items)
 
 
 def _fit_settings(

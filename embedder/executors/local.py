@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.compat.light_transformers import is_command, sparing_imports
 from embedder.executors.carried import detach_carried_columns
 from embedder.executors.executor import Executor, OnSample
 from embedder.executors.job import Job
@@ -29,6 +30,7 @@ from embedder.steps.decode import VERSIONS, decode, forget_reader
 from embedder.steps.further_inputs import MAIN_INPUTS, select_for_model, without_vectors
 from embedder.store.journal.model_parts import write_parts
 from embedder.store.journal.part_writer import gather_rows
+from embedder.user_steps.written_rows import forget_calls
 
 if TYPE_CHECKING:
     from embedder.steps.stage import TowerStage
@@ -62,10 +64,13 @@ def embed_locally(listing: Iterable[pa.Table], job: Job, stop: StopRequest | Non
     if job.groups:
         with stop.breakable():
             stages.load_models()
-    with closing(stages), closing(ahead(_decode_listing(listing, job), lambda: stop.asked)) as decoded:
-        encoded = encode_all(decoded, stages.encode, hardware.num_cpus())
-        for task, rows in enumerate(gather_rows(encoded, job.compute.rows_per_part)):
-            write_parts(job.parts, task, job.before_write(carried.join(rows)))
+    try:
+        with closing(stages), closing(ahead(_decode_listing(listing, job), lambda: stop.asked)) as decoded:
+            encoded = encode_all(decoded, stages.encode, hardware.num_cpus())
+            for task, rows in enumerate(gather_rows(encoded, job.compute.rows_per_part)):
+                write_parts(job.parts, task, job.before_write(carried.join(rows)))
+    finally:
+        forget_calls()
     if stop.asked:
         forget_reader()  # an abandoned thread may still use it
 
@@ -86,12 +91,20 @@ class _Stages:
         self._loading, self._turn = threading.Lock(), threading.Lock()
 
     def load(self) -> "list[TowerStage]":
-        from embedder.steps.stage import TowerStage
-
         with self._loading:
-            specs = [replace(spec, num_threads=1) for spec in self._job.stages]
-            self._loaded = self._loaded or [TowerStage(spec).load() for spec in specs]
+            if not self._loaded:
+                with self._imports():
+                    from embedder.steps.stage import TowerStage
+
+                    specs = [replace(spec, num_threads=1) for spec in self._job.stages]
+                    self._loaded = [TowerStage(spec).load() for spec in specs]
         return self._loaded
+
+    def _imports(self) -> AbstractContextManager[None]:
+        """Import what towers need alone, unless other code of this process uses the same libraries."""
+        if self._job.groups or not is_command():
+            return nullcontext()
+        return sparing_imports(with_text=any(spec.shard.text for spec in self._job.stages))
 
     def load_models(self) -> list[ModelStage]:
         with self._loading:

@@ -21,6 +21,7 @@ from embedder.placement import hardware
 from embedder.placement.fleet import TOLERANCE, Available
 from embedder.placement.placement import Node
 from embedder.placement.resources import OBJECT_STORE_BYTES
+from embedder.storage.user_cache import home_folder
 from shards.compat import silent_stderr
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ def _set_environment(address: str | None) -> None:
     else:
         # Ray listens on all networks unless it believes that the machine can't join a cluster, as on a Mac.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    has_token = TOKEN_FILE.expanduser().exists() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    token = home_folder() / TOKEN_FILE.relative_to("~")
+    has_token = token.exists() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     if address is not None and has_token and "ray" not in sys.modules:
         # Ray sends the user's token only to clusters that it starts itself, not to those that it attaches to.
         os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -119,7 +119,7 @@ def _announce_signal(received: "queue.SimpleQueue[int | None]", notice: str, spr
 
 @contextmanager
 def stop_at(request_stop: Callable[[], None], moment_s: float | None) -> Iterator[threading.Event]:
-    """Ask the run to stop at a Unix time, or never; the event that it yields is set when that happens."""
+    """Ask the run to stop at a monotonic time, or never; the event that it yields is set when that happens."""
     time_up = threading.Event()
     if moment_s is None:
         yield time_up
@@ -130,7 +130,7 @@ def stop_at(request_stop: Callable[[], None], moment_s: float | None) -> Iterato
         LOG.info("time is up: finishing what is in flight")
         request_stop()
 
-    if (left_s := moment_s - time.time()) <= 0:
+    if (left_s := moment_s - time.monotonic()) <= 0:
         ask()
         yield time_up
         return

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from embedder.batch_schema import Measurement
 from embedder.config import RowSettings
 from embedder.executors.bottleneck import OperatorUse
 from embedder.ingest.diff import CONTENT_CHANGED, NEW
@@ -49,12 +50,16 @@ from embedder.report.step_sums import (
 from embedder.sources.selection import LeftOut
 from embedder.store.journal.finished import NO_PLACES, hash_rows, of_whole
 from embedder.store.journal.journal import stream_entries, stream_keys
-from embedder.store.journal.step_metrics import Measurement
 from embedder.store.layout import Kind, utc_now
 
 LOG = logging.getLogger(__name__)
 MAX_DIFFERING = 100  # ids in a report
 LIBRARIES = ("ray", "pyarrow", "deltalake", "faiss-cpu")
+SAME_FIGURES = (
+    "taken_from", "num_equal", "num_checked", "num_stale", "num_items", "num_rejected", "num_vectors",
+    "num_reject_vectors",
+)  # fmt: skip
+"""Figures of a run's result that the report has under the same names."""
 
 
 def build_report(
@@ -97,24 +102,16 @@ def _describe_published(work: WorkPlan, result: RunResult) -> str:
 
 def _item_counts(model: Model, work: WorkPlan, result: RunResult, *, is_published: bool) -> dict[str, Any]:
     reasons = work.difference.reasons
-    return {
+    return {name: getattr(result, name) for name in SAME_FIGURES} | {
         "num_new": reasons.get(NEW, 0),
         "num_changed": reasons.get(CONTENT_CHANGED, 0),
         "num_unchanged": work.difference.num_unchanged,
         "reasons": reasons,
         "num_retired": work.retired.num_rows if is_published else 0,
         "num_taken_over": sum(result.taken_from.values()),
-        "taken_from": result.taken_from,
-        "num_equal": result.num_equal,
-        "num_checked": result.num_checked,
         "num_differing": len(result.differing),
         "differing": tuple(result.differing.slice(0, MAX_DIFFERING).to_pylist()),
-        "num_stale": result.num_stale,
         "ignored": _count_ignored(model, result),
-        "num_items": result.num_items,
-        "num_rejected": result.num_rejected,
-        "num_vectors": result.num_vectors,
-        "num_reject_vectors": result.num_reject_vectors,
         "num_left": work.difference.to_embed.num_rows - result.num_here,
     }
 
@@ -125,7 +122,7 @@ def _step_figures(inputs: Inputs, outcome: EngineOutcome, result: RunResult, sta
     stages = job.allocation.stages
     return {
         "versions": library_versions(),
-        "startup_s": min((call.started_s for call in found.trace), default=started_s) - started_s,
+        "startup_s": max(min((call.started_s for call in found.trace), default=started_s) - started_s, 0.0),
         **{name: sum(getattr(step, name) for step in found.steps) for name in CUTS},
         "caption_places": dict(sum((call.caption_places for call in found.trace), Counter[str]()).most_common()),
         "max_caption_tokens": inputs.model.config.preprocess.max_caption_tokens if inputs.model.config.text else None,

@@ -5,16 +5,17 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from embedder.batch_schema import carried_schema
 from embedder.ingest.copies import COPIES, Copies, find_copies
 from embedder.ingest.diff import NEW
-from embedder.ingest.inputs import Inputs, finished_of_model, resumable
+from embedder.ingest.inputs import Inputs
 from embedder.ingest.known_items import PUBLISHED, left_out_before
 from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.model_work import ModelPlan, plan_model, plan_models, removed_models
 from embedder.ingest.work import WorkPlan
 from embedder.quantities import plural
 from embedder.storage.hashed_rows import HashedRows
-from embedder.store.journal.runs import Run, finished_items
+from embedder.store.journal.runs import FINISHED_ITEMS, Run, finished_items, resumable_run
 from embedder.store.layout import PUBLISHED_FILE, Current, Published, read_current, read_record, run_file
 from embedder.store.publish.current import record_of
 
@@ -107,8 +108,10 @@ class ListingComparison:
 def compare_listing(inputs: Inputs) -> ListingComparison:
     """Compare what is listed with what is published, for each model."""
     listing, current = inputs.listing.without_purged(inputs.files), read_current(inputs.files)
-    run = resumable(inputs)
-    finished = [finished_of_model(model.files(inputs.files), run) for model in inputs.models]
+    run = resumable_run(inputs.files, inputs.info, carried_schema(inputs.listing.schema), inputs.views)
+    views = [model.files(inputs.files) for model in inputs.models]
+    nothing = HashedRows((), FINISHED_ITEMS)
+    finished = [nothing if run is None else finished_items(Run(view, run, session="")) for view in views]
     plans = plan_models(inputs, listing, finished)
     unfinished = Run(inputs.files, run, session="") if run is not None and finished[0].num_rows else None
     read_before = left_out_before(inputs.files, current, plans[0].work.left_out_ids)

@@ -36,7 +36,7 @@ from embedder.sources.selection import LeftOut
 from embedder.store.journal.runs import Run
 from embedder.store.layout import input_folder
 from embedder.store.schema import EMBEDDINGS
-from embedder.store.tables.arrow_lookup import positions, take_or_null
+from embedder.store.tables.arrow_lookup import positions, replace_column, take_or_null
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -217,8 +217,7 @@ class DatasetItems:
         }
         supplied = chosen.append_column(SHOWN_URI, chosen["uri"])
         for name, column in values.items():
-            number = supplied.schema.get_field_index(name)
-            supplied = supplied.set_column(number, supplied.schema.field(number), column)
+            supplied = replace_column(supplied, name, column)
         return supplied
 
     def discard(self, run: Run) -> None:

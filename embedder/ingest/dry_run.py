@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from embedder.config import RunConfig
 from embedder.ingest.comparison import ListingComparison, compare_listing
@@ -20,6 +20,7 @@ from embedder.ingest.run_times import measured_times
 from embedder.ingest.takeover import find_held
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
 from embedder.quantities import duration_text, rate
+from embedder.report.report_schema import ReportSection
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import REPORT_FILE, all_runs
 from embedder.store.layout import Current, run_file
@@ -30,10 +31,8 @@ from shards.file_schema import parse_json
 NUM_RUNS = 5  # the estimate is made of their medians
 
 
-class RunEstimate(BaseModel):
+class RunEstimate(ReportSection):
     """Estimated seconds of a run, and the measurements behind them."""
-
-    model_config = ConfigDict(frozen=True)
 
     wall_s: float | None
     """None if no run of this model has been measured in this store."""
@@ -54,10 +53,8 @@ class RunEstimate(BaseModel):
         )
 
 
-class EmbedReason(BaseModel):
+class EmbedReason(ReportSection):
     """Reason why items would be embedded, with their number."""
-
-    model_config = ConfigDict(frozen=True)
 
     reason: str
     num_items: int
@@ -65,10 +62,8 @@ class EmbedReason(BaseModel):
     """Size of their files, if the listing knows it."""
 
 
-class ModelForecast(BaseModel):
+class ModelForecast(ReportSection):
     """Forecast for a further model."""
-
-    model_config = ConfigDict(frozen=True)
 
     reasons: tuple[EmbedReason, ...]
     num_unchanged: int
@@ -78,10 +73,8 @@ class ModelForecast(BaseModel):
     replaces_all: bool
 
 
-class Forecast(BaseModel):
+class Forecast(ReportSection):
     """Forecast of a run."""
-
-    model_config = ConfigDict(frozen=True)
 
     reasons: tuple[EmbedReason, ...]
     num_unchanged: int
@@ -107,7 +100,7 @@ class Forecast(BaseModel):
     """Most bytes of embeddings' part files to rewrite, as they hold replaced or retired items."""
     estimate: RunEstimate
     retire_guard: Verdict
-    models: dict[str, ModelForecast] = {}
+    models: dict[str, ModelForecast] = Field({})
     """Forecasts of further models, by name; the counts above are of the main one."""
     removed_models: tuple[str, ...] = ()
     """Models that the configuration no longer has and that would leave the store."""
@@ -201,7 +194,11 @@ def _rewrite_bytes(files: StoreFiles, current: Current | None, work: WorkPlan, c
 
 def _estimate(inputs: Inputs, num_items: int) -> RunEstimate:
     """Estimate by runs of the store, else by those of other stores on this machine."""
-    found = estimate_s(inputs.files, inputs.info.model_fingerprint, num_items)
+    if num_items == 0:
+        return RunEstimate(wall_s=0.0)
+    files, fingerprint = inputs.files, inputs.info.model_fingerprint
+    runs = reversed([run for run in all_runs(files) if run.model_fingerprint == fingerprint])
+    found = from_reports(_reports(files, (run_file(run.run_id, REPORT_FILE) for run in runs)), num_items)
     times = list(measured_times(inputs.config.ray_address, inputs.model.fingerprint).values())
     if found.wall_s is not None or not times:
         return found
@@ -209,15 +206,6 @@ def _estimate(inputs: Inputs, num_items: int) -> RunEstimate:
     return RunEstimate(
         wall_s=best.seconds(num_items), items_per_s=best.items_per_s, startup_s=best.startup_s, num_runs=1
     )
-
-
-def estimate_s(files: StoreFiles, model_fingerprint: str, num_items: int) -> RunEstimate:
-    """Estimate the time to embed items."""
-    if num_items == 0:
-        return RunEstimate(wall_s=0.0)
-    runs = reversed([run for run in all_runs(files) if run.model_fingerprint == model_fingerprint])
-    paths = (run_file(run.run_id, REPORT_FILE) for run in runs)
-    return from_reports(_reports(files, paths), num_items)
 
 
 def _reports(files: StoreFiles, paths: Iterable[str]) -> Iterator[dict[str, Any]]:

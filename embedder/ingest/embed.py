@@ -49,7 +49,7 @@ from embedder.report.report_schema import Report
 from embedder.store.files import StoreFiles
 from embedder.store.journal.refusals import remove_empty_folders, rollback_on_mistake, snapshot_files
 from embedder.store.journal.runs import Run, finished_items, next_session, start_run
-from embedder.store.layout import CURRENT_FILE, RAW, STORE_FILE, Current, StoreInfo, read_current, read_record
+from embedder.store.layout import RAW, STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.lock import write_lock
 from embedder.store.publish.publish import finish_publication
 from embedder.store.schema import EMBEDDINGS, with_carryover
@@ -121,7 +121,8 @@ def ingest(config: RunConfig, options: IngestOptions, show_progress: ShowProgres
         check_forced(options.forced)
         config = config.model_copy(update={"ray_address": find_cluster(config.ray_address, config.engine)})
         report = None
-        if config.store is not None and (files := StoreFiles(config.store)).exists(CURRENT_FILE):
+        if config.store is not None:
+            files = StoreFiles(config.store)
             report = _report_hold(files.address, read_current(files), options, observer)  # listing may take hours
         if report is None:
             inputs = _list(config, options, observer)
@@ -245,7 +246,7 @@ def _embed(session: _Session, observer: RunObserver) -> EngineOutcome:
     inputs, chosen, models = session.found.inputs, session.chosen, session.models
     run = models[0].run
     max_hours = inputs.options.max_hours
-    stop_at_s = None if max_hours is None else observer.started_s + 3600 * max_hours
+    stop_at_s = None if max_hours is None else observer.began_s + 3600 * max_hours
     with (
         observer.traces.span("embedding"),
         interim_publications(inputs, chosen, session.found.plans, models),
@@ -267,7 +268,7 @@ def _find_new_copies(found: ListingComparison, to_embed: pa.Table) -> pa.Table:
         return NEW_COPIES.empty_table()
     most_s = MAX_COPIES_S if options.max_hours is None else min(MAX_COPIES_S, COPIES_SHARE * 3600 * options.max_hours)
     others = without_items(to_embed, found.copies.likely_ids)
-    return find_new_copies(others, found.inputs.decode, time.time() + most_s)
+    return find_new_copies(others, found.inputs.decode, time.monotonic() + most_s)
 
 
 def _keep_originals(found: ListingComparison, session: _Session) -> ListingComparison:

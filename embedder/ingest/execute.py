@@ -62,8 +62,9 @@ def execute(
 ) -> EngineOutcome:
     """Run the job on the engine that suits it; with nothing to embed, only describe it.
 
-    `models` has the run in each model's view, the main model's first. No item is begun after `stop_at_s` (Unix time).
-    `before_exit` is called with the reason where the process is ended and no error reaches the caller any more.
+    `models` has the run in each model's view, the main model's first. No item is begun after the monotonic time
+    `stop_at_s`. `before_exit` is called with the reason where the process is ended and no error reaches the caller any
+    more.
     """
     run = models[0].run
     choice = _choose(inputs, to_embed.num_rows)

@@ -15,17 +15,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
 
 from embedder.config import RunLimits
 from embedder.config_toml.sections import CompareConfig
 from embedder.errors import ConfigError
 from embedder.ingest.collapse_check import MIN_VECTORS, effective_directions, sample_vectors, vector_variance
 from embedder.ingest.compare_check import compare_with_published, lacks_group, thresholds
-from embedder.ingest.retrieval_check import best_of, recall_margin, retrieval_figure, sample_pairs
+from embedder.ingest.retrieval_check import recall_margin, retrieval_figure, sample_pairs
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import IngestOptions, WorkPlan, count_by_source
 from embedder.quantities import figure, plural
+from embedder.report.report_schema import ReportSection
 from embedder.retrieval.paired import describe_failures
 from embedder.store.journal.runs import Run
 from embedder.store.layout import Current, describe_hold
@@ -41,10 +41,8 @@ COLLAPSED = (
 )
 
 
-class Verdict(BaseModel):
+class Verdict(ReportSection):
     """Verdict of one guard."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     passed: bool
@@ -65,11 +63,7 @@ class Verdict(BaseModel):
 
 
 def judge(result: RunResult, limits: RunLimits, forced: Collection[str] = ()) -> list[Verdict]:
-    """Judge rejects, vectors and retrieval of a run's result, before it is published.
-
-    Raises `ConfigError` if a forced guard does not exist.
-    """
-    check_forced(forced)
+    """Judge rejects, vectors and retrieval of a run's result, before it is published."""
     verdicts = [judge_rejects(result, limits), judge_vectors(result, limits)]
     if result.whole.num_rows or len(result.retired):
         verdicts.append(judge_retrieval(result, limits.max_retrieval_drop))
@@ -241,20 +235,22 @@ def judge_retrieval(result: RunResult, max_drop: float) -> Verdict:
     Finding things is harder in a larger store, so the comparison takes as many pairs as the published figure did.
     """
     pairs = sample_pairs(result)
-    recall, before, num, passed = retrieval_figure(pairs), best_of(result.published), len(pairs), True
-    limit = 0.0 if before is None else before.recall_at_10 * (1 - max_drop)
+    recall, num, passed = retrieval_figure(pairs), len(pairs), True
+    published = (result.published and result.published.retrieval) or {}  # of `retrieval_record`
+    before = published.get("recall_at_10")
+    limit = 0.0 if before is None else before * (1 - max_drop)
     text = f"R@10 of {plural(num, 'caption')} for their own images is " + (
         "not judged: too few" if recall is None else f"{recall:.3f}"
     )
     if recall is not None and before is not None:
-        compared = pairs.first(before.num_pairs)
+        compared = pairs.first(published["num_pairs"])
         found = retrieval_figure(compared)
-        limit -= recall_margin(before.recall_at_10, len(compared))
+        limit -= recall_margin(before, len(compared))
         if found is not None and found < limit:
             recall, num, passed = found, len(compared), False
             text = (
                 f"R@10 of {plural(num, 'caption')} for their own images is {found:.3f}, and "
-                f"{before.recall_at_10:.3f} in what is published, a drop of more than max_retrieval_drop = "
+                f"{before:.3f} in what is published, a drop of more than max_retrieval_drop = "
                 f"{max_drop:g} allows ({limit:.3f}): check that the captions belong to their images and that this is "
                 "the model you meant"
             )

@@ -31,15 +31,15 @@ from embedder.quantities import plural
 from embedder.sources.captions import ANY_CAPTION, CaptionRules
 from embedder.sources.listing import LISTING_SCHEMA, list_sources
 from embedder.sources.listing_schema import without_change_times
-from embedder.sources.selection import LeftOut
+from embedder.sources.selection import LeftOut, is_store
 from embedder.steps.item_decoder import DecodeSpec
-from embedder.storage.hashed_rows import HashedRows
 from embedder.storage.object_stores import is_remote
 from embedder.store.files import StoreFiles, is_same_place
-from embedder.store.journal.runs import FINISHED_ITEMS, Run, all_runs, finished_items, resumable_run
-from embedder.store.layout import STORE_FILE, Current, RunInfo, StoreInfo, read_current, read_record
+from embedder.store.journal.runs import Run, all_runs
+from embedder.store.layout import STORE_FILE, Current, StoreInfo, read_current, read_record
 from embedder.store.schema import EMBEDDINGS
 from embedder.store.store_info import output_columns, served_info
+from embedder.store.tables.arrow_lookup import replace_column
 from embedder.store.tables.tables import RecordTable
 from embedder.user_steps.declared_steps import check_columns
 from embedder.user_steps.run_steps import decoded_steps, depend_on_content
@@ -246,24 +246,19 @@ def list_again_if_published(inputs: Inputs) -> Inputs:
     return replace(inputs, listing=listing, seen=now, left_out=left_out)
 
 
-def finished_of_model(view: StoreFiles, run: RunInfo | None) -> HashedRows:
-    """Read what an unfinished run has finished of a model, by `finished_items`; nothing if there is no such run."""
-    return HashedRows((), FINISHED_ITEMS) if run is None else finished_items(Run(view, run, session=""))
-
-
-def resumable(inputs: Inputs) -> RunInfo | None:
-    """Return the record of the run that this one would continue."""
-    return resumable_run(inputs.files, inputs.info, carried_schema(inputs.listing.schema), inputs.views)
-
-
 def _check_places(sources: Iterable[SourceConfig], files: StoreFiles) -> None:
-    """Refuse a store in a source's own folder; one in a subfolder is left out of the listing."""
+    """Refuse a store in a source's own folder, and as a source; one in a subfolder is left out of the listing."""
     for source in sources:
         if is_same_place(files, source.path):
             address = files.address.rstrip("/") if "://" in files.address else os.path.normpath(files.address)
             raise ConfigError(
                 f"store {files.address}: this is the source, and the two would lie in one folder; put the store "
                 f"beside it, such as {address}-store"
+            )
+        if not is_remote(source.path) and is_store(source.path):
+            raise ConfigError(
+                f"source {source.path}: this is a store, which holds embeddings and no pictures; give the folder of "
+                "the pictures, and the store as --store"
             )
 
 
@@ -339,11 +334,6 @@ class _KeptCaptions:
         return found
 
 
-def _without_change_times(listed: pa.Table) -> pa.Table:
-    column = listed.schema.get_field_index("modified")
-    return listed.set_column(column, listed.schema.field(column), without_change_times(listed["modified"]))
-
-
 def list_items(
     sources: SourceSettings, files: StoreFiles, *, may_be_empty: bool, captions: CaptionRules = ANY_CAPTION
 ) -> tuple[ListedItems, LeftOut]:
@@ -366,7 +356,7 @@ def list_items(
         captions=captions,
     )
     if sources.sources.changed_by == "size+mtime":
-        tables = map(_without_change_times, tables)
+        tables = (replace_column(each, "modified", without_change_times(each["modified"])) for each in tables)
     listing = listed_items(tables, LISTING_SCHEMA)
     if not listing.num_rows and not may_be_empty:
         paths = ", ".join(source.path for source in sources.source)

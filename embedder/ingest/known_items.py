@@ -1,15 +1,17 @@
-"""What a store and the journal of its unfinished run already know about items."""
+"""What a store and the journal of its unfinished run already know about items, and which of them are checked again."""
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.ingest.content_checks import NO_CHECKS, ContentChecks
+from embedder.config_toml.run_sections import SourcesConfig
 from embedder.ingest.diff import CHECKED, KNOWN, REJECTED_BEFORE, ROWS_DAMAGED
 from embedder.installation import MISSING_EXTRA, missing
-from embedder.storage.hashed_rows import HashedRows, common_parts
+from embedder.storage.hashed_rows import HashedRows, read_parts
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import FINISHED_ITEMS
 from embedder.store.layout import Current
@@ -34,6 +36,39 @@ DAMAGED = "damaged"
 """State, used only here, of an item whose published rows differ from its record."""
 
 
+@dataclass(frozen=True)
+class ContentChecks:
+    """A share of the published items, those first whose record is oldest; with `ids`, these instead.
+
+    A record is made anew when its item is read, so that a share of 1/n reads each item in n runs.
+    """
+
+    share: float = 0.0
+    ids: pa.ChunkedArray | None = None
+
+    def choose(self, published: pa.Table) -> pa.ChunkedArray:
+        """Return whether to check each item of a part; those without whole vectors of the present file never are."""
+        is_embedded = pc.equal(published["state"], "embedded")
+        if self.ids is not None:
+            return pc.and_(is_embedded, pc.is_in(published["item_id"], value_set=self.ids.combine_chunks()))
+        if self.share in (0, 1):
+            return pc.and_(is_embedded, self.share == 1)
+        embedded = published.select(["item_id", "updated_at"]).filter(is_embedded)
+        oldest = embedded.sort_by([("updated_at", "ascending"), ("item_id", "ascending")])["item_id"]
+        chosen = oldest.slice(0, math.ceil(self.share * len(oldest)))
+        return pc.and_(is_embedded, pc.is_in(published["item_id"], value_set=chosen.combine_chunks()))
+
+
+NO_CHECKS = ContentChecks()
+
+
+def configured_checks(sources: SourcesConfig, *, is_refresh: bool) -> ContentChecks:
+    """Return the checks that a configuration asks for; a share is checked by a refresh alone."""
+    if sources.changed_by == "content":
+        return ContentChecks(1.0)
+    return ContentChecks(sources.verify_share) if is_refresh else NO_CHECKS
+
+
 def published_items(files: StoreFiles, current: Current | None, *, repair: bool = False) -> HashedRows:
     """Read the published items, with the columns of `PUBLISHED`.
 
@@ -53,10 +88,9 @@ def published_items(files: StoreFiles, current: Current | None, *, repair: bool 
 
 def _mark_damaged(items: HashedRows, rows: HashedRows) -> Iterator[pa.Table]:
     """Yield published items part by part, each damaged one once."""
-    num_parts = common_parts(items, rows)
-    for number in range(num_parts):
-        held = items.part(number, num_parts).select(PUBLISHED.names)
-        found = compare(held, rows.part(number, num_parts))
+    for records, keys in read_parts(items, rows):
+        held = records.select(PUBLISHED.names)
+        found = compare(held, keys)
         yield without_items(held, found["item_id"])
         yield _find_damaged(found, held)
 

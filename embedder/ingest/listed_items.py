@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import pyarrow as pa
 
 from embedder.sources.listing import with_unique_ids
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.files import StoreFiles
-from embedder.store.publish.tombstones import PurgedIds, read_purged, without_hashes
+from embedder.store.publish.tombstones import PurgedIds, read_purged, without_purged
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,12 @@ class ListedItems:
         return self.rows.num_parts
 
     def part(self, number: int, num_parts: int) -> pa.Table:
-        """Read the items of a part, of `num_parts` by `embedder.storage.hashed_rows.common_parts`.
+        """Read the items of a part (`embedder.storage.hashed_rows.read_parts`).
 
         Of several with the same id the first is the item; the others are rejects.
         """
         items = with_unique_ids(self.rows.part(number, num_parts))
-        return items if self.purged is None else without_hashes(items, self.purged)[0]
+        return items if self.purged is None else without_purged(items, self.purged)
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield all items, part by part."""
@@ -60,9 +61,4 @@ def listed_items(tables: Iterable[pa.Table], schema: pa.Schema) -> ListedItems:
     first = next(tables, None)
     if first is None:
         return ListedItems(HashedRows((), schema))
-    return ListedItems(HashedRows(_all(first, tables), first.schema))
-
-
-def _all(first: pa.Table, others: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    yield first
-    yield from others
+    return ListedItems(HashedRows(chain([first], tables), first.schema))

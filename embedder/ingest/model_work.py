@@ -5,7 +5,7 @@ is read once; in its row each model finds its own reason, attempts and known con
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -16,18 +16,17 @@ from embedder.batch_schema import REASON, model_column
 from embedder.config import RunLimits
 from embedder.errors import StoreError
 from embedder.executors.job import ModelRun
-from embedder.ingest.content_checks import NO_CHECKS, ContentChecks, configured_checks
 from embedder.ingest.diff import REJECTED_BEFORE
-from embedder.ingest.guards import Verdict, check_forced, force, judge, judge_rejects, retrieval_record
+from embedder.ingest.guards import Verdict, force, judge, judge_rejects, retrieval_record
 from embedder.ingest.inputs import Inputs
-from embedder.ingest.known_items import published_items
+from embedder.ingest.known_items import NO_CHECKS, ContentChecks, configured_checks, published_items
 from embedder.ingest.listed_items import ListedItems
 from embedder.ingest.run_result import RunResult, count_run
 from embedder.ingest.work import WorkPlan, outdated_by, plan_work
 from embedder.models.run_model import RunModel
 from embedder.quantities import plural
 from embedder.report.report_schema import ModelReport
-from embedder.storage.hashed_rows import HashedRows, RowsInOrder, common_parts
+from embedder.storage.hashed_rows import HashedRows, RowsInOrder, read_parts
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import Run, begin_model_run
 from embedder.store.layout import STORE_FILE, Current, Kind, StoreInfo, read_current, read_record
@@ -167,10 +166,9 @@ def items_of_any_model(listing: ListedItems, needed: Mapping[str, pa.Table], lim
     if len(needed) == 1:
         return next(iter(needed.values()))
     hashed = {name: HashedRows([each], each.schema) for name, each in needed.items()}
-    num_parts, chosen = common_parts(listing, *hashed.values()), RowsInOrder()
-    for number in range(num_parts):
-        parts = {name: each.part(number, num_parts) for name, each in hashed.items()}
-        chosen.add(_union_part(listing.part(number, num_parts), parts))
+    chosen = RowsInOrder()
+    for listed, *parts in read_parts(listing, *hashed.values()):
+        chosen.add(_union_part(listed, dict(zip(hashed, parts, strict=True))))
     union = chosen.table()
     if limit is None or union.num_rows <= limit:
         return union
@@ -212,14 +210,12 @@ def count_model(plan: ModelPlan, run: ModelRun, batch: InterimBatch | None = Non
     return ModelResult(plan, run, count_run(run.run, plan.current, ids, keeps_published=keeps, checked=checked))
 
 
-def judge_model(result: ModelResult, limits: RunLimits, forced: Iterable[str]) -> ModelResult:
+def judge_model(result: ModelResult, limits: RunLimits, forced: Collection[str]) -> ModelResult:
     """Judge a model's part of a run: its rejects, and its vectors if it has any."""
-    names = tuple(forced)
-    check_forced(names)
     if result.plan.model.info.has_vectors is False:
-        verdicts = [force(judge_rejects(result.result, limits), names)]
+        verdicts = [force(judge_rejects(result.result, limits), forced)]
     else:
-        verdicts = judge(result.result, limits, names)
+        verdicts = judge(result.result, limits, forced)
     named = (each.model_copy(update={"message": result.plan.prefix + each.message}) for each in verdicts)
     return replace(result, verdicts=tuple(named))
 

@@ -53,7 +53,7 @@ def find_new_copies(to_embed: pa.Table, spec: DecodeSpec, stop_at_s: float) -> p
     """Return items that look like copies of others to embed, each with the content of the other: `NEW_COPIES`.
 
     One of each such group is read, and what lies beside all of them, as their captions and times have to agree. After
-    `stop_at_s` (Unix time) no group is begun; their items are embedded one by one.
+    the monotonic time `stop_at_s` no group is begun; their items are embedded one by one.
     """
     rows, groups = _find_groups(to_embed)
     if not len(rows):
@@ -67,14 +67,14 @@ def find_new_copies(to_embed: pa.Table, spec: DecodeSpec, stop_at_s: float) -> p
     pieces = [alike.slice(start, stop - start) for start, stop in pairwise([*starts.tolist(), len(rows)])]
 
     def find(piece: pa.Table) -> pa.Table:
-        if time.time() >= stop_at_s:
+        if time.monotonic() >= stop_at_s:
             return NEW_COPIES.empty_table()
         with SandboxedDecoder(spec.limits) as sandbox, closing(ContentReader(spec, sandbox)) as reader:
             return _find_in(piece, reader, stop_at_s)
 
     with ThreadPoolExecutor(NUM_HASHING, "read copies") as pool:
         found = pa.concat_tables(pool.map(find, pieces))
-    if time.time() >= stop_at_s:
+    if time.monotonic() >= stop_at_s:
         LOG.warning("the time to look for copies is over: those that were not found are computed like all others")
     return found
 
@@ -86,7 +86,7 @@ def _find_in(piece: pa.Table, reader: ContentReader, stop_at_s: float) -> pa.Tab
     for item in piece.to_pylist():
         if item["group"] != last_group:
             first, last_group = {}, item["group"]
-            if time.time() >= stop_at_s:
+            if time.monotonic() >= stop_at_s:
                 break
         beside = reader.captions.read(item, None)
         if beside.problem is not None:

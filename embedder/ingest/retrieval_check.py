@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict
 
 from embedder.ingest.run_result import RunResult
 from embedder.retrieval.rank_metrics import retrieval_at
 from embedder.store.journal.finished import whole_among
 from embedder.store.journal.hash_sample import SampledPart, hash_of, journal_pieces, lowest_keys, published_pieces
-from embedder.store.layout import PAIRS_FILE, PUBLISHED_FILE, Current, Published, read_record, run_file
+from embedder.store.layout import PAIRS_FILE, PUBLISHED_FILE, Published, read_record, run_file
 from embedder.store.publish.current import record_of
 from embedder.store.schema import VECTOR_COLUMNS
 from embedder.store.tables.arrow_tensors import pack_vectors, unpack_vectors
@@ -30,15 +29,6 @@ SPARE = 2  # items in the sample may leave, or turn out to lack a side
 MIN_PAIRS = 64  # R@10 of fewer is mostly luck
 STANDARD_ERRORS = 2.0
 BOUND = b"bound"
-
-
-class PublishedRetrieval(BaseModel):
-    """R@10 of the published state, as `CURRENT.json` keeps it."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    recall_at_10: float
-    num_pairs: int
 
 
 @dataclass(frozen=True)
@@ -54,12 +44,6 @@ class CaptionPairs:
     def first(self, num_pairs: int) -> "CaptionPairs":
         """Take a smaller sample: the one that would have been drawn with this limit."""
         return CaptionPairs(self.images[:num_pairs], self.texts[:num_pairs])
-
-
-def best_of(current: Current | None) -> PublishedRetrieval | None:
-    """Read the published figure; None if there is none, or nothing is published."""
-    record = current.model_dump().get("retrieval") if current is not None else None
-    return PublishedRetrieval.model_validate(record) if record else None
 
 
 def retrieval_figure(pairs: CaptionPairs) -> float | None:
@@ -156,8 +140,8 @@ def _draw_sample(result: RunResult, pieces: list[SampledPart], bound: bytes | No
     sessions = sessions_of(result, list(keys))
     found: dict[str, tuple[Any, Any]] = {}
     for number in sorted(set().union(*keys.values())) if keys else []:
-        for item_id, image, text in _pairs_of(pieces[number], sessions):
-            found.setdefault(item_id, (image, text))
+        for row in pairs_of(pieces[number], sessions):
+            found.setdefault(row["item_id"], tuple(row[name] for name in VECTOR_COLUMNS))
     return _lowest(_Sample(found, bound))
 
 
@@ -208,14 +192,17 @@ def sessions_of(result: RunResult, item_ids: list[str]) -> dict[str, str | None]
     return published | dict(zip(new["item_id"].to_pylist(), new["session"].to_pylist(), strict=True))
 
 
-def _pairs_of(piece: SampledPart, counted: Mapping[str, str | None]) -> Iterator[tuple[str, Any, Any]]:
-    """Read the pairs of the items' sessions (None: of the published table) from a part file."""
-    columns = ["item_id", "segment", "image_embedding", "text_embedding"]
-    rows = piece.read(columns)
-    has_both = pc.and_(pc.is_valid(rows["image_embedding"]), pc.is_valid(rows["text_embedding"]))
-    rows = rows.filter(has_both)
-    sessions = rows["session"].to_pylist() if "session" in rows.column_names else [None] * rows.num_rows
+def pairs_of(piece: SampledPart, counted: Mapping[str, str | None], *columns: str) -> Iterator[dict[str, Any]]:
+    """Read the pairs of the items' sessions (None: of the published table) from a part file, with further columns.
+
+    Yields a row of each first segment with both vectors, float32 (E,), under the names of their columns.
+    """
+    rows = piece.read(list(dict.fromkeys(["item_id", "segment", *VECTOR_COLUMNS, *columns])))
+    is_pair = pc.and_(pc.is_in(rows["item_id"], pa.array(counted, pa.string())), pc.equal(rows["segment"], 0))
+    for name in VECTOR_COLUMNS:
+        is_pair = pc.and_(is_pair, pc.is_valid(rows[name]))
+    rows = rows.filter(is_pair)
     images, texts = unpack_vectors(rows["image_embedding"]), unpack_vectors(rows["text_embedding"])
-    for item_id, session, image, text in zip(rows["item_id"].to_pylist(), sessions, images, texts, strict=True):
-        if item_id in counted and counted[item_id] == session:
-            yield item_id, image, text
+    for row, image, text in zip(rows.drop_columns([*VECTOR_COLUMNS]).to_pylist(), images, texts, strict=True):
+        if counted[row["item_id"]] == row.get("session"):
+            yield row | {"image_embedding": image, "text_embedding": text}

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.ingest.known_items import LEFT_OUT_FACTS
-from embedder.storage.hashed_rows import HashedRows, common_parts
+from embedder.storage.hashed_rows import HashedRows, read_parts
 from embedder.store.journal.finished import PLACE, WHOLE, hash_rows, of_whole, read_finished, whole_without
 from embedder.store.journal.journal import JournalEntry, stream_keys
 from embedder.store.journal.runs import Run
@@ -114,10 +114,9 @@ class _Counts:
         self.num_embedded_of = np.zeros(num_files, np.int64)
 
     def add_all(self, records: HashedRows, whole: HashedRows) -> None:
-        num_parts = common_parts(records, whole)
-        for number in range(num_parts):
-            facts = records.part(number, num_parts).select(["item_id", "session", "state", "stale", "file"])
-            self.add(facts.join(whole.part(number, num_parts).select(WHOLE.names), PLACE, join_type="inner"))
+        for found, items in read_parts(records, whole):
+            facts = found.select(["item_id", "session", "state", "stale", "file"])
+            self.add(facts.join(items.select(WHOLE.names), PLACE, join_type="inner"))
 
     def add(self, facts: pa.Table) -> None:
         """Count some records, with `kept` and `num_vectors` of their items."""

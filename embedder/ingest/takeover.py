@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from embedder.batch_schema import CARRIED, carried_schema
 from embedder.errors import StoreError
-from embedder.ingest.copies import COPIES
+from embedder.ingest.copies import COPIES, first_of_each
 from embedder.ingest.diff import CHECKED, is_as_recorded, same_values
 from embedder.ingest.known_items import whole_contents
 from embedder.ingest.new_copies import NEW_COPIES
-from embedder.storage.hashed_rows import common_parts
+from embedder.storage.hashed_rows import read_parts
 from embedder.store.files import StoreFiles
 from embedder.store.journal.finished import of_whole, read_finished
 from embedder.store.journal.metadata_updates import move_rows
@@ -34,7 +34,7 @@ from embedder.store.part_file import PartFile, PartKey
 from embedder.store.publish.history import readable
 from embedder.store.schema import EMBEDDINGS, ITEMS, with_carryover, with_nulls
 from embedder.store.store_info import FINGERPRINTS, differing, output_columns, served_info
-from embedder.store.tables.arrow_lookup import KnownIds, positions, take_or_null, without_items
+from embedder.store.tables.arrow_lookup import KnownIds, positions, replace_column, take_or_null, without_items
 from embedder.store.tables.tables import RecordTable
 
 HELD_ID = "held_id"
@@ -145,9 +145,8 @@ def find_equal(run: Run, held: HeldItems) -> tuple[HeldRecords, ...]:
         return ()
     entries = [entry for entry in run.entries() if entry.name.startswith(run.session)]
     finished = read_finished(run.files, entries, ["content_version"])
-    num_parts, read = common_parts(finished.records, finished.whole), []
-    for number in range(num_parts):
-        records, whole = (each.part(number, num_parts) for each in (finished.records, finished.whole))
+    read = []
+    for records, whole in read_parts(finished.records, finished.whole):
         own = without_items(records, whole["item_id"])
         read.append(own.filter(pc.is_in(own["item_id"], value_set=meant)))
     seen = pa.concat_tables(read)
@@ -173,9 +172,8 @@ def find_finished_copies(run: Run, listed: pa.Table, pairs: pa.Table | None = No
     """
     facts = ["content_version", "size_bytes", "modified", "state", "step"]
     finished = read_finished(run.files, run.entries(), facts)
-    num_parts, copies = common_parts(finished.records, finished.whole), [NEW_COPIES.empty_table().select(WAITING)]
-    for number in range(num_parts):
-        records, whole = (each.part(number, num_parts) for each in (finished.records, finished.whole))
+    copies = [NEW_COPIES.empty_table().select(WAITING)]
+    for records, whole in read_parts(finished.records, finished.whole):
         copies.append(_unfinished_copies(without_items(records, whole["item_id"]), listed))
     wanted = pa.concat_tables(copies)
     contents = pa.array(wanted["content_version"].unique(), pa.string())
@@ -188,7 +186,7 @@ def find_finished_copies(run: Run, listed: pa.Table, pairs: pa.Table | None = No
         originals.append(renamed.select(originals[0].schema.names))
     done = pa.concat_tables(originals)
     if pairs is None:
-        copies_of = wanted.join(_first_of_each(done, "content_version"), "content_version", join_type="inner")
+        copies_of = wanted.join(first_of_each(done, ["content_version"]), "content_version", join_type="inner")
     else:
         named = wanted.join(pairs.select(["item_id", "copy_of"]), "item_id", join_type="inner")
         copies_of = named.rename_columns({"copy_of": HELD_ID}).join(
@@ -200,19 +198,13 @@ def find_finished_copies(run: Run, listed: pa.Table, pairs: pa.Table | None = No
 
 def _unfinished_copies(records: pa.Table, listed: pa.Table) -> pa.Table:
     """Return those of some records that wait for rows, as `split_records` has them: `WAITING`."""
-    records = _first_of_each(records.sort_by([("session", "descending")]), "item_id")
+    records = first_of_each(records.sort_by([("session", "descending")]), ["item_id"])
     place = positions(records["item_id"], listed["item_id"])
     now = pa.table({name: take_or_null(listed[name], place) for name in COMPARED})
     is_as_listed = pc.and_(*(same_values(now[name], records[name]) for name in COMPARED))
     is_waiting = pc.and_(pc.equal(records["num_vectors"], 1), pc.equal(records["state"], "embedded"))
     is_meant = pc.and_(pc.and_(is_waiting, is_as_listed), pc.is_valid(place))
     return records.filter(is_meant).select(WAITING)
-
-
-def _first_of_each(table: pa.Table, name: str) -> pa.Table:
-    others = [each for each in table.column_names if each != name]
-    first = pa.TableGroupBy(table, name, use_threads=False).aggregate([(each, "first") for each in others])
-    return first.rename_columns([name, *others])
 
 
 def _records_in_run(run: Run, parts: Sequence[PartFile], copies: pa.Table, session: str) -> HeldRecords:
@@ -247,7 +239,7 @@ def _name_copies(records: pa.Table, copies: pa.Table) -> pa.Table:
     place = positions(copies["copy_of"], records["item_id"])
     copies = copies.filter(pc.is_valid(place))
     records = records.take(place.drop_null()).append_column(HELD_ID, copies["copy_of"])
-    return records.set_column(0, ITEMS.field("item_id"), copies["item_id"])
+    return replace_column(records, "item_id", copies["item_id"])
 
 
 def take_over(run: Run, held: tuple[HeldRecords, ...], listed: pa.Table, rows_per_part: int) -> None:
@@ -327,10 +319,9 @@ def _as_listed(records: pa.Table, listed: pa.Table, run_id: str) -> pa.Table:
     # An index knows vectors by id, segment and run: under another id they are of the present run.
     run_ids = pc.if_else(pc.equal(records["item_id"], records[HELD_ID]), records["run_id"], run_id)
     for name in LISTED:
-        column = ITEMS.field(name)
-        now = take_or_null(listed[name], place).cast(column.type)
-        records = records.set_column(ITEMS.get_field_index(name), column, now)
-    return records.set_column(ITEMS.get_field_index("run_id"), ITEMS.field("run_id"), run_ids).select(ITEMS.names)
+        now = take_or_null(listed[name], place).cast(ITEMS.field(name).type)
+        records = replace_column(records, name, now)
+    return replace_column(records, "run_id", run_ids).select(ITEMS.names)
 
 
 def _with_unreadable(records: pa.Table, held: pa.Table, num_rows: Mapping[str, int]) -> pa.Table:
@@ -340,7 +331,7 @@ def _with_unreadable(records: pa.Table, held: pa.Table, num_rows: Mapping[str, i
     lacks = pc.and_(is_copy, pc.less(found, records["num_vectors"]))
     for name, value in {**UNREADABLE, "num_vectors": found}.items():
         column = pc.if_else(lacks, value, records[name]).cast(ITEMS.field(name).type)
-        records = records.set_column(ITEMS.get_field_index(name), ITEMS.field(name), column)
+        records = replace_column(records, name, column)
     return records
 
 
@@ -371,10 +362,6 @@ def _with_new_ids(rows: pa.Table, names: pa.Table, run_id: str) -> Iterator[pa.T
     pairs = numbered.join(names, HELD_ID, join_type="inner").sort_by([("item_id", "ascending"), ("row", "ascending")])
     for start in range(0, pairs.num_rows, ROWS_AT_ONCE):
         own = pairs.slice(start, ROWS_AT_ONCE)
-        renamed = rows.take(own["row"])
+        renamed = replace_column(rows.take(own["row"]), "item_id", own["item_id"])
         run_ids = pc.if_else(pc.equal(own["item_id"], own[HELD_ID]), renamed["run_id"], run_id)  # as in `_as_listed`
-        columns = {"item_id": own["item_id"], "run_id": run_ids}
-        for name, column in columns.items():
-            number = rows.schema.get_field_index(name)
-            renamed = renamed.set_column(number, rows.schema.field(number), column)
-        yield renamed
+        yield replace_column(renamed, "run_id", run_ids)

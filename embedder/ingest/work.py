@@ -10,12 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.config import SourceSettings
-from embedder.ingest.content_checks import NO_CHECKS, ContentChecks
 from embedder.ingest.diff import MODEL_CHANGED, PREPROCESSING_CHANGED, Difference, diff, find_gone
-from embedder.ingest.known_items import NOTHING_FINISHED, PUBLISHED, known_items
+from embedder.ingest.known_items import NO_CHECKS, NOTHING_FINISHED, PUBLISHED, ContentChecks, known_items
 from embedder.ingest.listed_items import ListedItems
 from embedder.sources.selection import LeftOut
-from embedder.storage.hashed_rows import HashedRows, RowsInOrder, common_parts
+from embedder.storage.hashed_rows import HashedRows, RowsInOrder, read_parts
 from embedder.store.journal.runs import Run
 from embedder.store.layout import Kind, StoreInfo
 from embedder.store.store_info import differing, step_changes
@@ -127,10 +126,8 @@ def plan_work(
         outdated=outdated,
         checks=checks,
     )
-    num_parts = common_parts(listing, published, finished)
     plan, plan_after = _Sum(), _Sum()
-    for number in range(num_parts):
-        listed, held, own = (rows.part(number, num_parts) for rows in (listing, published, finished))
+    for listed, held, own in read_parts(listing, published, finished):
         plan.add(_difference(options, listed, known(held, NOTHING_FINISHED)))
         if finished.num_rows:
             plan_after.add(_difference(options, listed, known(held, own)))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from PIL import ImageFont
 
 from embedder.installation import missing
+from embedder.storage.user_cache import home_folder
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -101,7 +102,7 @@ def _font_files() -> Iterator[Path]:
 
 
 def _font_folders() -> list[Path]:
-    home = Path.home()
+    home = home_folder()
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
     shared = (os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(os.pathsep)
     windows = [(os.environ.get("LOCALAPPDATA"), "Microsoft/Windows/Fonts"), (os.environ.get("WINDIR"), "Fonts")]

@@ -168,7 +168,8 @@ def _num_frames(form: PictureForm, opened: Any, file: BinaryIO) -> int | None:
     if form.format == "TIFF":
         return _num_pages(file)
     if form.format != "GIF":
-        return int(getattr(opened, "n_frames", 1)) if form.format != "JPEG" else 1
+        num_others = int(getattr(opened, "default_image", False))  # an image of a PNG for viewers without animation
+        return int(getattr(opened, "n_frames", 1)) - num_others if form.format != "JPEG" else 1
     if not isinstance(file, io.BytesIO) or len(file.getbuffer()) > MAX_COUNTED_BYTES:
         return None
     with Image.open(io.BytesIO(file.getbuffer()), formats=("GIF",)) as again:
@@ -258,7 +259,7 @@ def _with_parts(found: Any, sources: Sources) -> str:
     """Complete a time by what stands in tags of its own: Exif's fractions of a second, IPTC's time of the day."""
     text = text_of(found) or ""
     if found == sources.get("exif.DateTimeOriginal") and (part := text_of(sources.get("exif.SubsecTimeOriginal"))):
-        return f"{text}.{part}" if part.isdecimal() else text
+        return f"{text}.{part}" if part.isascii() and part.isdigit() else text
     if found == sources.get("iptc.2:55"):
         return f"{text}{text_of(sources.get('iptc.2:60')) or ''}"
     return text

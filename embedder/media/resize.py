@@ -264,15 +264,16 @@ def kept_box(size: Size, resize: ResizeSpec) -> Box:
 def long_cut(size: Size, resize: ResizeSpec) -> Box | None:
     """Return the box to keep of a very long image before the resize of a crop, or None for all.
 
-    An image of 50,000 x 1 pixels is small, but not once its shortest side is scaled to 224.
+    An image of 50,000 x 1 pixels is small, but not once its shortest side is scaled to 224. Whole squares are cut from
+    both ends, which become whole pixels, so that the middle stays where it is.
     """
     fast = resize.reduced_decode and resize.resampler == "pillow"
-    longest = (MAX_FAST_CROP_ASPECT if fast else MAX_CROP_ASPECT) * min(size)
-    if resize.mode != "crop" or max(size) <= longest:
+    shortest = min(size)
+    longest = (MAX_FAST_CROP_ASPECT if fast else MAX_CROP_ASPECT) * shortest
+    left, top = (max(0, edge - longest) // (2 * shortest) * shortest for edge in size)
+    if resize.mode != "crop" or not left + top:
         return None
-    width, height = (min(edge, longest) for edge in size)
-    left, top = (size[0] - width) // 2, (size[1] - height) // 2
-    return left, top, left + width, top + height
+    return left, top, size[0] - left, size[1] - top
 
 
 def fitting_scale(size: Size, resize: ResizeSpec) -> int:

@@ -27,6 +27,8 @@ from embedder.media.segments import FrameClock, PickedSegment, SegmentRule, Time
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf"
 WITHOUT_INDEX = frozenset({"mpegts", "mpeg", "mpegvideo", "flv", "asf"})
 """Formats in which seeking may end between two key frames."""
+COUNTED_FROM_ZERO = frozenset({"matroska,webm", "asf"})
+"""Formats whose declared length begins at time 0, even if the first frame is shown later."""
 READ_BYTES = 1 << 18
 DEFAULT_RATE = Fraction(25)
 NEAR_RATE = Fraction(1, 20)  # 1,000/33 frames a second are 30
@@ -165,11 +167,15 @@ def _video_stream(container: Any, max_pixels: int) -> Any:
 
 
 def _duration_s(container: Any, stream: Any) -> Fraction | None:
+    """Return the declared time from the first frame to the end; None if there is none."""
     if stream.duration and stream.duration > 0:
-        return Fraction(stream.duration * stream.time_base)
-    if container.duration and container.duration > 0:
-        return Fraction(container.duration, av.time_base)
-    return None
+        duration_s = Fraction(stream.duration * stream.time_base)
+    elif container.duration and container.duration > 0:
+        duration_s = Fraction(container.duration, av.time_base)
+    else:
+        return None
+    late_s = (stream.start_time or 0) * stream.time_base if container.format.name in COUNTED_FROM_ZERO else 0
+    return duration_s - late_s if 0 < late_s < duration_s else duration_s
 
 
 def _find_length_s(file: BinaryIO, max_pixels: int) -> Fraction | None:

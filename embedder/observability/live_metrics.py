@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from embedder.batch_schema import Measurement
 from embedder.executors.bottleneck import OperatorView, num_running
 from embedder.installation import require
 from embedder.observability.log import UNWRITABLE
@@ -22,8 +23,7 @@ from embedder.redaction import mask
 from embedder.storage.printable import printable
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import JournalEntry
-from embedder.store.journal.step_metrics import Measurement
-from embedder.store.layout import CURRENT_FILE, Current, read_current
+from embedder.store.layout import read_current
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -229,9 +229,7 @@ def read_published(store: str) -> PublishedFigures | None:
     from embedder.store_index.index_versions import manifest_of
 
     files = StoreFiles(store)
-    if not files.exists(CURRENT_FILE):  # mere reading would create the folder
-        return None
-    current: Current | None = read_current(files)
+    current = read_current(files)
     if current is None:
         return None
     manifest = manifest_of(files, current.index) if current.index is not None else None

@@ -8,12 +8,13 @@ The run's log receives all messages that the product logs meanwhile. No failure 
 is logged, for the terminal.
 """
 
+import errno
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from embedder.quantities import duration_text, plural, rate
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import JournalEntry
 from embedder.store.journal.runs import RUN_FILE, Run
-from embedder.store.layout import CURRENT_FILE, STORE_FILE, Kind, read_current, run_file, utc_now
+from embedder.store.layout import STORE_FILE, Kind, read_current, run_file, utc_now
 
 LOG = logging.getLogger(__name__)
 LOG_FILE = "log.txt"
@@ -50,14 +51,15 @@ GOES_ON = "; what is finished is kept, and the same command goes on"
 class RunObserver:
     """Observer of a run for its operators.
 
-    `live` has metrics of the running command, `traces` spans of its phases, and `tracking` feeds its tracker.
+    `live` has metrics of the running command, `traces` spans of its phases, and `tracking` feeds its tracker. The Unix
+    time `started_s` of the start is the monotonic time `began_s`.
     """
 
     def __init__(self, settings: ObserveSettings, kind: Kind, show_progress: ShowProgress) -> None:
         """Start observing, and take the time; `settings` say where its log, line and metrics go."""
         self.settings, self.kind = settings, kind
         self.started_at = utc_now()
-        self.started_s = time.time()
+        self.started_s, self.began_s = time.time(), time.monotonic()
         self.report: dict[str, Any] | None = None
         self.live = LiveMetrics(settings.store, kind, self.started_s)
         self.traces = RunTraces()
@@ -70,15 +72,15 @@ class RunObserver:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the command's start."""
-        return time.time() - self.started_s
+        return time.monotonic() - self.began_s
 
     @contextmanager
-    def progress(self, num_items: int, log_every_s: float = PROGRESS_S) -> Iterator[Callable[[int], None]]:
+    def progress(self, num_items: int) -> Iterator[Callable[[int], None]]:
         """Show progress on the display, and write a line to the log from time to time."""
         self.live.on_listed(num_items)
         try:
             with self._show_progress(num_items) as show:
-                yield _ObservedProgress(show, self, num_items, log_every_s)
+                yield _ObservedProgress(show, self, num_items)
         finally:
             self.live.engine_ended()
 
@@ -129,8 +131,9 @@ class RunObserver:
         if self._run is not None and not self._run.files.exists(run_file(self._run.run_id, RUN_FILE)):
             self.log.write_to(lambda lines: None)  # the command was refused, and has removed its run
         times, store = (self.started_at, utc_now()), self.settings.store or ""
-        summary = summarise(self.kind, store, exit_code, message, times, self.report, self._published_at())
-        self.log.add(f"exit {exit_code}: {message} ({duration_text(summary['wall_s'])})")
+        wall_s = self.elapsed_s
+        summary = summarise(self.kind, store, exit_code, message, times, wall_s, self.report, self._published_at())
+        self.log.add(f"exit {exit_code}: {message} ({duration_text(wall_s)})")
         self.tracking.on_end(summary)
         self._attempt("the line of this run", lambda: self._append_line(summary))
         if self.settings.metrics_file:
@@ -145,20 +148,26 @@ class RunObserver:
         if self.settings.store is None:
             return None
         try:
-            files = StoreFiles(self.settings.store)
-            current = read_current(files) if files.exists(CURRENT_FILE) else None  # reading would create the folder
+            current = read_current(StoreFiles(self.settings.store))
         except UNWRITABLE:
             return None
         return current.published_at if current else None
 
     def _append_line(self, summary: dict[str, Any]) -> None:
-        """Append one line in one write, so that the lines of two runs that end together don't mix."""
+        """Append one line in one write, so that the lines of two runs that end together don't mix.
+
+        Raises an OSError if the disk takes only a part of it, which is removed: the next line would follow it directly.
+        """
         path = self._runs_file(is_refusal=summary["exit_code"] == USER_MISTAKE)
         if path is None:
             return
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, (json.dumps(summary) + "\n").encode())
+            line = (json.dumps(summary) + "\n").encode()
+            written = os.write(handle, line)
+            if written < len(line):
+                os.ftruncate(handle, os.fstat(handle).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(handle)
 
@@ -187,17 +196,16 @@ class _ObservedProgress:
     An `OperatorDisplay` and a `JournalDisplay`.
     """
 
-    def __init__(self, show: Callable[[int], None], observer: RunObserver, num_items: int, log_every_s: float) -> None:
+    def __init__(self, show: Callable[[int], None], observer: RunObserver, num_items: int) -> None:
         self._show, self._log, self._observer = show, observer.log, observer
-        self._num_items, self._log_every_s = num_items, log_every_s
-        self._started_s = time.monotonic()
-        self._next_s = self._next_operators_s = self._started_s + log_every_s
+        self._num_items, self._started_s = num_items, time.monotonic()
+        self._next_s = self._next_operators_s = self._started_s + PROGRESS_S
 
     def __call__(self, num_done: int) -> None:
         self._show(num_done)
         now_s = time.monotonic()
         if now_s >= self._next_s:
-            self._next_s = now_s + self._log_every_s
+            self._next_s = now_s + PROGRESS_S
             per_s = num_done / (now_s - self._started_s)
             self._log.add(f"{num_done:,} of {plural(self._num_items, 'item')}, {rate(per_s)}")
 
@@ -212,7 +220,7 @@ class _ObservedProgress:
         self._observer.live.operators(view)
         now_s = time.monotonic()
         if now_s >= self._next_operators_s:
-            self._next_operators_s = now_s + self._log_every_s
+            self._next_operators_s = now_s + PROGRESS_S
             self._log.add(describe_operators(view))
 
 
@@ -222,9 +230,10 @@ def observe_run(
 ) -> Iterator[RunObserver]:
     """Observe the block for the run's operators, and report how it ended; its error propagates to the caller."""
     observer = RunObserver(settings, kind, show_progress)
-    with messages_to(observer.log), track_run(settings.tracker, f"embedder {kind}") as tracker:
-        observer.tracking = RunTracking(tracker, settings, kind)
+    with messages_to(observer.log), ExitStack() as until_told:
         try:
+            tracker = until_told.enter_context(track_run(settings.tracker, f"embedder {kind}"))
+            observer.tracking = RunTracking(tracker, settings, kind)
             with (
                 answering(settings.metrics_address, observer.live),
                 trace_run(settings.traces, kind, settings.store) as observer.traces,

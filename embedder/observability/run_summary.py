@@ -17,14 +17,15 @@ def summarise(
     exit_code: int,
     message: str,
     times: tuple[datetime, datetime],
+    wall_s: float,
     report: Mapping[str, Any] | None = None,
     published_at: datetime | None = None,
 ) -> dict[str, Any]:
     """Describe a run that has ended.
 
     `exit_code` is 0 for done, 2 for the user's mistake, 1 for anything else; `message` says how it ended, in one line;
-    `times` are begin and end; `report` is plain data, None if the run ended before it; `published_at` is the time of
-    the current publication.
+    `times` are begin and end, and `wall_s` the seconds between them by a clock that nobody sets; `report` is plain
+    data, None if the run ended before it; `published_at` is the time of the current publication.
     """
     report = report or {}
     return {
@@ -36,7 +37,7 @@ def summarise(
         "published": bool(report.get("published", False)),
         "held": bool(report.get("held", False)),
         "message": printable(mask(message)),
-        **_times(*times, published_at),
+        **_times(*times, wall_s, published_at),
         **{key: value for key, value in report.items() if key.startswith("num_") or key in FIGURES},
         "steps": {step["step"]: {key: step[key] for key in STEP_FIGURES} for step in report.get("steps", ())},
         "metrics": report.get("metrics", {}),
@@ -44,12 +45,12 @@ def summarise(
     }
 
 
-def _times(started_at: datetime, ended_at: datetime, published_at: datetime | None) -> dict[str, Any]:
+def _times(started_at: datetime, ended_at: datetime, wall_s: float, published_at: datetime | None) -> dict[str, Any]:
     age_s = round((ended_at - published_at).total_seconds(), 3) if published_at else None
     return {
         "started_at": started_at.isoformat(timespec="seconds"),
         "ended_at": ended_at.isoformat(timespec="seconds"),
-        "wall_s": round((ended_at - started_at).total_seconds(), 3),
+        "wall_s": round(wall_s, 3),
         "published_at": published_at.isoformat(timespec="seconds") if published_at else None,
         "published_age_s": age_s,
     }

@@ -109,7 +109,7 @@ class RunTracking:
         self._tracker.attach(lambda: self._described | files_of(files, summary["run_id"] or ""))
         if self._settings.tracker is not None and self._settings.tracker.pictures:
             self._tracker.attach(lambda: contact_sheet(files, list(self._parts)))
-        self._tracker.end(succeeded=summary["exit_code"] == 0, files={})
+        self._tracker.end(succeeded=summary["exit_code"] == 0)
 
 
 def parameters_of(config: BaseModel) -> dict[str, str]:

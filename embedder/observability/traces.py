@@ -16,12 +16,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedder.batch_schema import Measurement
 from embedder.installation import require
 from embedder.redaction import mask
 from embedder.storage.printable import printable
 from embedder.storage.web_address import is_web
 from embedder.store.journal.journal import JournalEntry
-from embedder.store.journal.step_metrics import Measurement
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -4,7 +4,7 @@
         tracker.begin("run-1", {"model": "models/mine"}, {"store": "runs/archive"})
         tracker.log({"items": 512}, step=512)
         tracker.attach(lambda: {"sheet.png": drawn()})
-        tracker.end(succeeded=True, files={"report.json": b"{}"})
+        tracker.end(succeeded=True)
 
 A separate thread makes all calls, in order; only the last one is waited for, for some seconds. A failing tracker costs
 one warning, and its later calls are skipped.
@@ -25,9 +25,6 @@ from embedder.redaction import mask
 LOG = logging.getLogger(__name__)
 MAX_WAITING = 1000  # calls that a slow tracker may lag behind
 END_S = 30.0  # for which the end of a run waits for its tracker
-Numbers = Mapping[str, float]
-Files = Mapping[str, bytes]
-"""Contents by name; `model/config.json` is in a folder."""
 
 
 class TrackerClient(Protocol):
@@ -51,7 +48,17 @@ class TrackerClient(Protocol):
 
 
 class Tracker:
-    """Tracker of one run; this one, of a run without tracking, does nothing."""
+    """Tracker of one run, whose client a separate thread calls; without a client it does nothing."""
+
+    def __init__(self, client: TrackerClient | None = None, where: str = "") -> None:
+        self._where = where
+        self._calls: queue.Queue[Callable[[TrackerClient], None] | None] = queue.Queue(MAX_WAITING)
+        self._has_begun = self._has_ended = False
+        self._is_given_up = client is None
+        self._lock = threading.Lock()
+        if client is not None:
+            self._thread = threading.Thread(target=self._work, args=(client,), name="tracker", daemon=True)
+            self._thread.start()
 
     def begin(
         self,
@@ -61,61 +68,29 @@ class Tracker:
         told: Callable[[str], None] = lambda tracker_id: None,
     ) -> None:
         """Begin a run; `told` is called in the tracker's thread with its id of the run."""
-
-    def log(self, values: Numbers, step: int) -> None:
-        """Add values at a step, which must grow."""
-
-    def attach(self, make: Callable[[], Files]) -> None:
-        """Add files that are made in the tracker's thread."""
-
-    def end(self, *, succeeded: bool, files: Files) -> None:
-        """Add files by name, and end the run; does nothing if none has begun."""
-
-
-class ThreadedTracker(Tracker):
-    """Tracker whose client is called by a separate thread."""
-
-    def __init__(self, client: TrackerClient, where: str) -> None:
-        self._client, self._where = client, where
-        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING)
-        self._has_begun = self._is_given_up = self._has_ended = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
-        self._thread.start()
-
-    def begin(
-        self,
-        name: str,
-        parameters: Mapping[str, str],
-        tags: Mapping[str, str],
-        told: Callable[[str], None] = lambda tracker_id: None,
-    ) -> None:
-        """Begin a run."""
         self._has_begun = True
-        self._add(lambda: told(self._client.begin(name, parameters, tags)))
+        self._add(lambda client: told(client.begin(name, parameters, tags)))
 
-    def log(self, values: Numbers, step: int) -> None:
-        """Add values at a step."""
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Add values at a step, which must grow."""
         if self._has_begun:
-            self._add(lambda: self._client.log(values, step))
+            self._add(lambda client: client.log(values, step))
 
-    def attach(self, make: Callable[[], Files]) -> None:
-        """Add files that are made in the tracker's thread."""
+    def attach(self, make: Callable[[], Mapping[str, bytes]]) -> None:
+        """Add files, contents by name, that are made in the tracker's thread; `model/config.json` is in a folder."""
         if self._has_begun:
-            self._add(lambda: self._client.add_files(make()))
+            self._add(lambda client: client.add_files(make()))
 
-    def end(self, *, succeeded: bool, files: Files) -> None:
-        """Add files, end the run, and wait for it."""
-        if self._has_begun and not self._has_ended:
-            self.attach(lambda: files)
-            self._add(lambda: self._client.end(succeeded=succeeded))
-        self.close()
+    def end(self, *, succeeded: bool) -> None:
+        """End the run, and wait some seconds for pending calls; does nothing a second time.
 
-    def close(self) -> None:
-        """Wait some seconds for pending calls; a hanging thread is abandoned, and ends with the process."""
+        A hanging thread is abandoned, and ends with the process.
+        """
         if self._has_ended:
             return
         self._has_ended = True
+        if self._has_begun:
+            self._add(lambda client: client.end(succeeded=succeeded))
         self._add(None)
         if self._is_given_up:
             with suppress(queue.Empty):
@@ -127,7 +102,7 @@ class ThreadedTracker(Tracker):
         if self._thread.is_alive():
             self._give_up(f"no answer for {END_S:g} s")
 
-    def _add(self, call: Callable[[], None] | None) -> None:
+    def _add(self, call: Callable[[TrackerClient], None] | None) -> None:
         if self._is_given_up:
             return
         try:
@@ -135,13 +110,13 @@ class ThreadedTracker(Tracker):
         except queue.Full:
             self._give_up(f"{MAX_WAITING:,} calls behind")
 
-    def _work(self) -> None:
+    def _work(self, client: TrackerClient) -> None:
         while (call := self._calls.get()) is not None:
             if self._is_given_up:
                 continue
             try:
-                call()
-            except Exception as error:  # noqa: BLE001 - a tracker fails no run, whatever its client raises
+                call(client)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker fails no run, whatever it raises
                 self._give_up(_describe(error))
 
     def _give_up(self, reason: str) -> None:
@@ -151,7 +126,7 @@ class ThreadedTracker(Tracker):
             _warn(self._where, reason)
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
@@ -172,11 +147,11 @@ def track_run(config: TrackerConfig | None, where: str) -> Iterator[Tracker]:
         require(config.kind, f"{where} with [tracker]")
     kind, name = load_plugin(TRACKERS, config.kind, "[tracker] kind"), f"{config.kind} {config.uri or ''}".strip()
     try:
-        tracker: Tracker = ThreadedTracker(kind(config), name)
-    except Exception as error:  # noqa: BLE001 - of a client that can't be made, as of one that fails
+        tracker = Tracker(kind(config), name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - of a client that can't be made, as of one that fails
         _warn(name, _describe(error))
         tracker = Tracker()
     try:
         yield tracker
     finally:
-        tracker.end(succeeded=False, files={})
+        tracker.end(succeeded=False)

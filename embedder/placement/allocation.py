@@ -33,6 +33,20 @@ class StageResources:
 
 
 @dataclass(frozen=True)
+class ModelResources:
+    """Resources that one actor of a group of further models reserves, and the number of actors.
+
+    `name` is for messages; `node_ids` are Ray's, one for each actor, on a cluster where they take GPUs.
+    """
+
+    name: str
+    replicas: int
+    num_cpus: float
+    num_gpus: float
+    node_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Allocation:
     """Requests of all actors and tasks of a run."""
 
@@ -40,6 +54,8 @@ class Allocation:
     decode_cpus: float
     num_writers: int = 1
     write_cpus: float = WRITE_CPUS
+    models: tuple[ModelResources, ...] = ()
+    """Groups of further models. Sums below leave them out: stages are allocated from what these leave."""
 
     @property
     def min_cpus(self) -> float:
@@ -63,8 +79,12 @@ class Allocation:
 
 
 def replica_requests(allocation: Allocation) -> list[ReplicaRequest]:
-    """Return the replicas that start with the run, as `place` takes them."""
-    return [
+    """Return the replicas that start with the run, as `place` takes them: of the stages, then of further models.
+
+    Those of further models without GPUs ask for nothing, as each node gives the same part of its CPUs to them
+    (`embedder.placement.resources.beside_models`).
+    """
+    stages = [
         ReplicaRequest(
             f"stage {index}",
             stage.min_replicas,
@@ -75,6 +95,10 @@ def replica_requests(allocation: Allocation) -> list[ReplicaRequest]:
         )
         for index, stage in enumerate(allocation.stages)
     ]
+    return stages + [
+        ReplicaRequest(each.name, each.replicas, each.num_cpus if each.num_gpus else 0.0, each.num_gpus)
+        for each in allocation.models
+    ]
 
 
 def task_request(allocation: Allocation) -> ReplicaRequest:
@@ -83,7 +107,7 @@ def task_request(allocation: Allocation) -> ReplicaRequest:
 
 
 def place_replicas(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas | None:
-    """Find a node for each replica: with room for a task on every node, else on one; None if impossible."""
+    """Place all `replica_requests`: with room for a task on every node, else on one; None if that is impossible."""
     requests, cpus = replica_requests(allocation), allocation.task_cpus
     with_room = [replace(node, num_cpus=node.num_cpus - min(cpus, node.num_cpus / 2)) for node in nodes]
     if any(node.num_cpus >= cpus for node in nodes):
@@ -95,17 +119,21 @@ def place_replicas(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfRepl
 
 
 def _as_wished(allocation: Allocation, nodes: Sequence[Node]) -> NodesOfReplicas | None:
-    """Give each replica the node that `StageResources.node_ids` names; None if one is missing or too small."""
+    """Give each stage's replicas the nodes that `node_ids` name, all on CPUs; None if one is missing or too small."""
     numbers = {node.node_id: number for number, node in enumerate(nodes)}
     wished = [[numbers.get(node_id, -1) for node_id in stage.node_ids] for stage in allocation.stages]
     has_all = all(len(each) == stage.min_replicas for each, stage in zip(wished, allocation.stages, strict=True))
     if not has_all or any(number < 0 for each in wished for number in each):
         return None
     requests = replica_requests(allocation)
-    has_room = all(
-        fits(node, requests, tuple(each.count(number) for each in wished)) for number, node in enumerate(nodes)
-    )
-    return tuple(map(tuple, wished)) if has_room else None
+    stages = requests[: len(wished)]
+    counts = [tuple(each.count(number) for each in wished) for number in range(len(nodes))]
+    if not all(fits(node, stages, count) for node, count in zip(nodes, counts, strict=True)):
+        return None
+    held = (sum(each.num_cpus * num for each, num in zip(stages, count, strict=True)) for count in counts)
+    left = [replace(node, num_cpus=node.num_cpus - cpus) for node, cpus in zip(nodes, held, strict=True)]
+    models = place(left, requests[len(wished) :]).nodes if allocation.models else ()
+    return (*map(tuple, wished), *models) if models is not None else None
 
 
 def pin_replicas(
@@ -114,17 +142,23 @@ def pin_replicas(
     """Record the node of each replica, and its threads there if the configuration leaves them out.
 
     `requests` has the configuration of each stage, or nothing. The CPUs of `nodes` are shared among the replicas'
-    threads; `found` has the number of each replica's node, by stage and replica.
+    threads; `found` has the number of each replica's node, as `place_replicas` returns them.
     """
-    threads = tuple(sorted(threads_by_node(nodes, found).items()))
+    of_stages, of_models = found[: len(allocation.stages)], found[len(allocation.stages) :]
+    threads = tuple(sorted(threads_by_node(nodes, of_stages).items()))
+    models = tuple(
+        replace(model, node_ids=tuple(nodes[number].node_id for number in numbers)) if model.num_gpus else model
+        for model, numbers in zip(allocation.models, of_models, strict=True)
+    )
     return replace(
         allocation,
+        models=models,
         stages=tuple(
             replace(
                 stage,
                 node_ids=tuple(nodes[number].node_id for number in numbers),
                 node_threads=() if requests and requests[index].num_threads else threads,
             )
-            for index, (stage, numbers) in enumerate(zip(allocation.stages, found, strict=True))
+            for index, (stage, numbers) in enumerate(zip(allocation.stages, of_stages, strict=True))
         ),
     )

@@ -19,6 +19,7 @@ from shards.planning.devices import (
     DEVICES,
     GPU_CALLS,
     GPU_ROWS,
+    RAY_NAMES,
     DeviceType,
     Fleet,
     device_of_ray_type,
@@ -179,6 +180,6 @@ def gpu_type(name: str) -> DeviceType:
         if device.kind == "gpu" and (known in words or name == known):
             return device
     try:
-        return device_of_ray_type(name)
+        return device_of_ray_type(next(iter(words & RAY_NAMES.keys()), name))
     except ModelError:
         return DEVICES[USUAL_GPU]

@@ -31,7 +31,7 @@ class Available:
     @property
     def max_node_cpus(self) -> float:
         """CPUs of the largest node, the most that one process may use."""
-        return max((node.num_cpus for node in self.nodes), default=self.num_cpus)
+        return min(self.num_cpus, max((node.num_cpus for node in self.nodes), default=self.num_cpus))
 
     @property
     def num_devices(self) -> int:

@@ -20,9 +20,12 @@ UNKNOWN = "A10"  # for GPUs whose type Ray doesn't know; among equal ones only r
 def plan_for_fleet(compute: ComputeSettings, model: Model, plan: ShardPlan, available: Available) -> ShardPlan:
     """Cut the model for the GPUs of a fleet by estimated costs, and place its stages on all of them.
 
-    With a single GPU, only CPUs, a plan file, or stages with their own settings, the given plan is kept.
+    With a single GPU, only CPUs, a plan file, stages with their own settings, or GPUs that are yet to come, whose types
+    are unknown, the given plan is kept.
     """
     if compute.plan is not None or compute.stage or compute.device == "cpu" or available.num_devices < 2:
+        return plan
+    if available.can_grow and not any(node.num_gpus for node in available.nodes):
         return plan
     fleet, dtype = gpus_by_type(available, compute.settled_dtype), compute.settled_dtype
     num_rows = rows_per_batch(compute.batch_size, settings_of(["cuda"], model.config))

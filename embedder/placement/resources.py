@@ -5,6 +5,8 @@ and so does the run. So all minimum requests together must fit before the first 
 """
 
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -12,10 +14,17 @@ from typing import Literal
 from embedder.config import ComputeSettings
 from embedder.config_toml.run_sections import Replicas, StageConfig
 from embedder.errors import ConfigError
-from embedder.placement.allocation import Allocation, StageResources, place_replicas, replica_requests, task_request
+from embedder.placement.allocation import (
+    Allocation,
+    ModelResources,
+    StageResources,
+    place_replicas,
+    replica_requests,
+    task_request,
+)
 from embedder.placement.fleet import TOLERANCE, Available, cpu_nodes
 from embedder.placement.gpus import devices_needed, share_gpus, whole_units
-from embedder.placement.placement import explain_refusal, place
+from embedder.placement.placement import ReplicaRequest, explain_refusal, place
 from embedder.quantities import agree, plural
 from embedder.servables.packing import ActorGroup
 from shards.plan import PlannedStage
@@ -31,6 +40,7 @@ MODELS_SHARE_OF_CPUS = 1 / 4
 OBJECT_STORE_BYTES = 1 << 30  # Ray's shared memory; more of it would only hide a slow stage
 MIN_OBJECT_STORE_BYTES = 512 << 20
 RAY_CPU_UNIT = 1e-4  # Ray counts and rounds in these
+Lack = Literal["num_cpus", "num_gpus", "node"]
 
 # With equal shares of the cores the heaviest stage waits for cores, then the others, done with their blocks, wait for
 # it, and a core idles. The kernel gives a process a quarter more per step of lower niceness (Linux
@@ -40,12 +50,18 @@ NICENESS_LEAD = 3  # times the even share: blocks queue behind the heaviest stag
 MAX_NICENESS = 4  # steps; Ray's workers already have 15 of the 19
 
 
-def allocate(compute: ComputeSettings, available: Available, planned: Sequence[PlannedStage] = ()) -> Allocation:
+def allocate(
+    compute: ComputeSettings,
+    available: Available,
+    planned: Sequence[PlannedStage] = (),
+    models: Sequence[ModelResources] = (),
+) -> Allocation:
     """Fill in what the configuration leaves out, refuse what could not run, and lower limits that could not be reached.
 
-    Raises `ConfigError` if the requests don't fit; the message says what to change.
+    `available` is what further `models` leave. Raises `ConfigError` if the requests don't fit; the message says what to
+    change.
     """
-    allocation = request_resources(compute, available, planned)
+    allocation = replace(request_resources(compute, available, planned), models=tuple(models))
     check_cpus(allocation, available.num_cpus)  # or Ray would wait forever
     check_gpus(allocation, available)
     check_nodes(allocation, available)
@@ -98,10 +114,21 @@ def _with_needs(
     )
 
 
+def model_resources(available: Available, actors: Sequence[ActorGroup]) -> tuple[ModelResources, ...]:
+    """Return what the actors of further models reserve of what is available."""
+    names = ["[[model]] " + " and ".join(each.name for each in actor.servables) for actor in actors]
+    return tuple(
+        ModelResources(name, actor.replicas, cpus, actor.num_gpus)
+        for name, actor, cpus in zip(names, actors, _model_cpus(available, actors), strict=True)
+    )
+
+
 def beside_models(available: Available, actors: Sequence[ActorGroup]) -> Available:
     """Return what the actors of further models leave to the main model's stages and to the tasks.
 
-    Raises `ConfigError` if they ask for more GPUs than there are.
+    Those with GPUs are subtracted from the sums alone: `place_replicas` finds their nodes, together with those of the
+    stages. For the others each node gives the same part of its CPUs. Raises `ConfigError` if they ask for more GPUs
+    than there are.
     """
     if not actors:
         return available
@@ -112,15 +139,35 @@ def beside_models(available: Available, actors: Sequence[ActorGroup]) -> Availab
             f"{agree(available.num_devices, 'is', 'are')} {available.num_devices}: the run would wait for ever; lower "
             "num_gpus or replicas of [[model]]"
         )
-    num_cpus = sum(cpus * actor.replicas for cpus, actor in zip(model_cpus(available, actors), actors, strict=True))
-    part = 1 - num_cpus / available.num_cpus
+    cpus = [(each * actor.replicas, actor) for each, actor in zip(_model_cpus(available, actors), actors, strict=True)]
+    num_cpus = sum(each for each, _ in cpus)
+    part = 1 - sum(each for each, actor in cpus if not actor.num_gpus) / available.num_cpus
     nodes = tuple(replace(node, num_cpus=node.num_cpus * part) for node in available.nodes)
     return replace(
         available, num_cpus=available.num_cpus - num_cpus, num_gpus=available.num_gpus - num_gpus, nodes=nodes
     )
 
 
-def model_cpus(available: Available, actors: Sequence[ActorGroup]) -> list[float]:
+def without_gpus_of(left: Available, models: Sequence[ModelResources]) -> Available:
+    """Return what `beside_models` leaves with nodes that lack the GPUs of further models, placed before any stage.
+
+    Parts of a GPU count as whole ones that they share. The nodes stay as they are if the models find no room on them.
+    """
+    whole, parts = ([each for each in models if (each.num_gpus < 1) == is_part] for is_part in (False, True))
+    num_shared = devices_needed((each.num_gpus, each.replicas) for each in parts)
+    cpus = sum(each.num_cpus * each.replicas for each in parts if each.num_gpus) / max(1, num_shared)
+    asked = [ReplicaRequest(each.name, each.replicas, each.num_cpus, each.num_gpus) for each in whole]
+    asked.append(ReplicaRequest("parts of GPUs", num_shared, cpus, 1.0))
+    found = place(left.nodes, asked).nodes or ()
+    held = Counter[int]()
+    for request, numbers in zip(asked, found, strict=bool(found)):
+        for number in numbers:
+            held[number] += int(request.num_gpus)
+    nodes = (replace(node, num_gpus=node.num_gpus - held[number]) for number, node in enumerate(left.nodes))
+    return replace(left, nodes=tuple(nodes))
+
+
+def _model_cpus(available: Available, actors: Sequence[ActorGroup]) -> list[float]:
     """Return the CPUs that each actor of further models reserves: what it asks for, within a share of all CPUs."""
     wanted = sum(actor.num_cpus * actor.replicas for actor in actors)
     scale = min(1.0, available.num_cpus * MODELS_SHARE_OF_CPUS / wanted) if wanted else 1.0
@@ -190,7 +237,7 @@ def _stage(
         # Grown to their limits, the stages leave half of the CPUs to decoding, even on a node of the smallest kind.
         node_cpus = min((node.num_cpus for node in available.nodes if node.num_cpus), default=available.num_cpus)
         num_cpus = min(1.0, node_cpus * STAGE_SHARE_OF_CPUS, available.num_cpus / 2 / num_replicas)
-        num_cpus = int(num_cpus / RAY_CPU_UNIT) * RAY_CPU_UNIT
+        num_cpus = max(1, int(num_cpus / RAY_CPU_UNIT)) * RAY_CPU_UNIT  # with none, nothing would limit the replicas
     return StageResources(
         min_replicas=replicas.min,
         max_replicas=replicas.max,
@@ -254,24 +301,46 @@ def growing_within(allocation: Allocation, available: Available) -> Allocation:
     Ray lets a stage grow into CPUs that no task holds at that moment, and a replica keeps what it holds. Lowering lets
     the same configuration serve a cluster and a laptop. The stage with the most replicas gives one up first.
     """
-    stages = list(allocation.stages)
-    while lacking := _lacking(replace(allocation, stages=tuple(stages)), available):
+    while lacking := _lacking(allocation, available):
         can_shrink = [
             index
-            for index, stage in enumerate(stages)
+            for index, stage in enumerate(allocation.stages)
             if stage.max_replicas > stage.min_replicas and (lacking == "node" or getattr(stage, lacking) > 0)
         ]
         if not can_shrink:
             break
-        index = max(can_shrink, key=lambda index: stages[index].max_replicas)
-        stages[index] = replace(stages[index], max_replicas=stages[index].max_replicas - 1)
+        allocation = _shrink(allocation, can_shrink, available, lacking)
+    return allocation
+
+
+def _shrink(allocation: Allocation, indexes: Sequence[int], available: Available, lacking: Lack) -> Allocation:
+    """Lower the largest of some stages by one, or all of them at once to the least level that still lacks the same.
+
+    The latter is what many steps by one would come to: limits of a million, to say "as many as possible", are usual.
+    """
+
+    def limit(level: int) -> Allocation:
+        stages = list(allocation.stages)
+        for index in indexes:
+            most = max(stages[index].min_replicas, min(stages[index].max_replicas, level))
+            stages[index] = replace(stages[index], max_replicas=most)
+        return replace(allocation, stages=tuple(stages))
+
+    first = max(indexes, key=lambda index: allocation.stages[index].max_replicas)
+    most = allocation.stages[first].max_replicas
+    level = bisect_left(range(most), True, key=lambda level: _lacking(limit(level), available) == lacking)
+    if level < most:
+        return limit(level)
+    stages = list(allocation.stages)
+    stages[first] = replace(stages[first], max_replicas=most - 1)
     return replace(allocation, stages=tuple(stages))
 
 
-def _lacking(allocation: Allocation, available: Available) -> Literal["num_cpus", "num_gpus", "node"] | None:
+def _lacking(allocation: Allocation, available: Available) -> Lack | None:
     """Return what does not suffice for all possible replicas; None if everything does."""
     on_nodes = len(available.nodes) > 1 and not available.can_grow
-    if allocation.max_gpus > available.num_devices and not on_nodes:
+    num_gpus = sum(stage.max_replicas * stage.num_gpus for stage in allocation.stages)  # devices take longer to count
+    if not on_nodes and (num_gpus > available.num_devices + TOLERANCE or allocation.max_gpus > available.num_devices):
         return "num_gpus"
     num_cpus = sum(stage.max_replicas * stage.num_cpus for stage in allocation.stages) + allocation.task_cpus
     if num_cpus > available.num_cpus + TOLERANCE:

@@ -1,1 +1,1 @@
-"""Planning of a run: costs on this machine, and the plan for a model and devices."""
+"""Costs of a model on this machine, measured once and kept."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from embedder.batch_schema import IMAGE_GRID
+from embedder.batch_schema import IMAGE_GRID, Measurement
 from embedder.config import RowSettings
 from embedder.executors.job import decode_spec
 from embedder.models.model_folder import Model
@@ -18,7 +18,6 @@ from embedder.sources.demo_source import shipped_source
 from embedder.sources.listing import list_sources
 from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.steps.decode import ItemReader, grids_of
-from embedder.store.journal.step_metrics import Measurement
 from shards.planning.planning_costs import DataMix
 
 NUM_ITEMS = 64

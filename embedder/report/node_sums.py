@@ -4,11 +4,12 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from embedder.batch_schema import Measurement
 from embedder.placement.fleet import Available
 from embedder.placement.placement import Node
 from embedder.quantities import plural
 from embedder.report.report_schema import NodeReport
-from embedder.store.journal.step_metrics import LOAD, Measurement
+from embedder.store.journal.step_metrics import LOAD
 
 if TYPE_CHECKING:
     from embedder.compat.operator_stats import Sample

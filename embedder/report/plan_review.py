@@ -2,23 +2,23 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from embedder.batch_schema import Measurement
 from embedder.executors.job import Job, block_items
-from embedder.placement.allocation import Allocation
 from embedder.placement.compile_choice import as_compiled
 from embedder.placement.device_settings import rows_per_batch
 from embedder.placement.fleet import Available
 from embedder.planning.sample import observed_mix
 from embedder.quantities import figure, plural, rate
-from embedder.report.prediction import Host, RunPrediction, StageShape, balanced_cut, predict, problem_of
 from embedder.report.report_schema import BetterPlan, Expected, Review, StepReport
-from embedder.store.journal.step_metrics import Measurement
 from embedder.store.layout import run_file
+from shards.costs import Dtype
+from shards.model_config import ModelConfig
 from shards.model_errors import ModelError
 from shards.plan import plan_specs
-from shards.planning.devices import device_of_ray_type
+from shards.planning.devices import DeviceType, device_of_ray_type
 from shards.planning.planning_costs import (
     CallSizes,
     DataMix,
@@ -28,13 +28,120 @@ from shards.planning.planning_costs import (
     estimate_costs,
     estimate_host,
 )
-from shards.planning.problem import PlacementProblem
+from shards.planning.problem import BOUNDLESS, DRIVER, PlacementProblem, Pool, time_sliced_s
+from shards.planning.solver.throughput_search import best_placement
 from shards.shard_specs import ShardSpec
 
 PLAN_FILE = "better_plan.json"
 
 # A cut with a smaller gain isn't worth a change: predictions are no more accurate than this.
 MIN_GAIN = 1.10
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """One stage as it runs.
+
+    `num_replicas` counts processes; `num_threads` is the number of cores that one replica keeps busy, 0 on a GPU;
+    `num_gpus` is what one has of a GPU's memory, below 1 where stages share it.
+    """
+
+    spec: ShardSpec
+    num_replicas: int = 1
+    num_threads: int = 1
+    num_gpus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """Machine around the stages: `num_cores` that all share, None if unknown (a cluster); `num_decoders` at once."""
+
+    num_cores: float | None
+    num_decoders: int
+
+
+@dataclass(frozen=True)
+class RunPrediction:
+    """Predicted steady state of a run: `items_per_s` is the throughput of the `bottleneck`.
+
+    That is a step, the shared cores or Ray's driver. Seconds are per item: `stage_s` in one replica of each stage,
+    `decode_s` and `cpu_s` (all that shares the cores) of CPU.
+    """
+
+    stage_s: tuple[float, ...]
+    decode_s: float
+    cpu_s: float
+    items_per_s: float
+    bottleneck: str
+
+
+def predict(problem: PlacementProblem, stages: Sequence[StageShape], host: Host) -> RunPrediction:
+    """Predict the throughput of the cut `stages` for a problem of `problem_of`: that of its slowest step.
+
+    The replicas of a step process a certain number of items per second. A machine's cores limit the sum of everything
+    that uses them: decoding, stages on the CPU, writing, Ray. One thread makes all calls.
+    """
+    (pool,) = problem.pools
+    stage_s = tuple(problem.load(pool, stage.spec).seconds for stage in stages)
+    cpu_s = problem.host_seconds + sum(
+        seconds * stage.num_threads for seconds, stage in zip(stage_s, stages, strict=True)
+    )
+    rates = {
+        f"stage {index}": stage.num_replicas / seconds
+        for index, (seconds, stage) in enumerate(zip(stage_s, stages, strict=True))
+    }
+    rates |= _rates_on_parts(stages, stage_s)
+    if problem.decode_seconds:
+        rates["decode"] = host.num_decoders / problem.decode_seconds
+    if host.num_cores is not None:
+        rates["shared cores"] = host.num_cores / cpu_s
+    rates[DRIVER] = problem.driver_rate(len(stages))
+    bottleneck = min(rates, key=lambda name: rates[name])
+    return RunPrediction(stage_s, problem.decode_seconds, cpu_s, rates[bottleneck], bottleneck)
+
+
+def _rates_on_parts(stages: Sequence[StageShape], stage_s: Sequence[float]) -> dict[str, float]:
+    """Return the items per second of stages on parts of GPUs."""
+    on_parts = [index for index, stage in enumerate(stages) if 0 < stage.num_gpus < 1]
+    parts = [stages[index].num_replicas * stages[index].num_gpus for index in on_parts]
+    seconds = time_sliced_s([stage_s[index] for index in on_parts], parts)
+    return {f"stage {index}": 1 / seconds for index in on_parts}
+
+
+def balanced_cut(problem: PlacementProblem, num_stages: int) -> list[ShardSpec]:
+    """Find the cut whose slowest stage is the fastest, with one replica per stage on equal devices."""
+    pools = (replace(problem.pools[0], num=num_stages),)
+    placement = best_placement(replace(problem, pools=pools), num_stages)
+    if placement is None:
+        raise RuntimeError("every model can be cut where nothing limits its stages")
+    return [stage.spec for stage in placement.stages]
+
+
+def problem_of(
+    config: ModelConfig,
+    dtype: Dtype,
+    costs: ModelCosts,
+    host_costs: HostCosts,
+    mix: DataMix,
+    rows_per_batch: int,
+    calls: CallSizes | None = None,
+) -> PlacementProblem:
+    """State the planner's problem for predictions: work and costs, with one device of unlimited size per stage.
+
+    `costs` are seconds of the layers in one replica, `host_costs` CPU seconds of the work around them, `mix` the
+    contents of the items, and `rows_per_batch` the items that pass together.
+    """
+    device = DeviceType(costs.device, "gpu", {dtype: 1.0}, BOUNDLESS, 1.0)
+    return PlacementProblem(
+        config=config.at_patches(mix.image_patches),
+        dtype=dtype,
+        mix=mix,
+        pools=(Pool(1, device, costs.at_mix(mix, config), max_shares=1),),
+        host_seconds=host_costs.item_s(mix),
+        decode_seconds=host_costs.decode_s(mix),
+        rows_per_batch=rows_per_batch,
+        calls=calls,
+    )
 
 
 def review_run(
@@ -102,7 +209,7 @@ def _compare_with_costs(
     """Return what the costs predict for the run, and the better cut if the run was long enough."""
     if all(stage.compile for stage in job.stages):
         costs = as_compiled(costs[0], job.compute, job.model.config), costs[1]
-    shapes, host = _as_run(job, steps), host_of(job.compute.ray_address, job.allocation, available)
+    shapes, host = _as_run(job, steps), _host_of(job, available)
     found = predict(_problem(job, costs, mix), shapes, host)
     better = None
     if too_short is None and costs[0].source == "measured":  # the table's towers may be a fifth off
@@ -118,22 +225,12 @@ def _seconds_per_item(job: Job, step: StepReport, num_items: int) -> float:
     return (step.wall_s if by_clock else step.cpu_s) / num_items
 
 
-def shapes_of(specs: Sequence[ShardSpec], allocation: Allocation) -> list[StageShape]:
-    """Return the shapes of the stages at the start of a run, with the fewest replicas."""
-    return [
-        StageShape(
-            spec, stage.min_replicas, stage.num_threads if stage.device == "cpu" else 0, num_gpus=stage.num_gpus or 0.0
-        )
-        for spec, stage in zip(specs, allocation.stages, strict=True)
-    ]
-
-
-def host_of(ray_address: str | None, allocation: Allocation, available: Available) -> Host:
+def _host_of(job: Job, available: Available) -> Host:
     """Return the host around the stages: cores that all share, and processes left for decoding."""
-    left_cpus = available.num_cpus - sum(stage.min_replicas * stage.num_cpus for stage in allocation.stages)
+    left_cpus = available.num_cpus - sum(stage.min_replicas * stage.num_cpus for stage in job.allocation.stages)
     return Host(
-        num_cores=available.num_cpus if ray_address is None else None,
-        num_decoders=max(1, int(left_cpus / allocation.decode_cpus)),
+        num_cores=available.num_cpus if job.compute.ray_address is None else None,
+        num_decoders=max(1, int(left_cpus / job.allocation.decode_cpus)),
     )
 
 
@@ -147,8 +244,15 @@ def _problem(job: Job, costs: tuple[ModelCosts, HostCosts], mix: DataMix) -> Pla
 
 def _as_run(job: Job, steps: Sequence[StepReport]) -> list[StageShape]:
     num_replicas = {step.step: step.max_replicas for step in steps}
-    shapes = shapes_of([stage.shard for stage in job.stages], job.allocation)
-    return [replace(shape, num_replicas=num_replicas.get(f"stage {index}", 1)) for index, shape in enumerate(shapes)]
+    return [
+        StageShape(
+            spec=stage.shard,
+            num_replicas=num_replicas.get(f"stage {index}", 1),
+            num_threads=placed.num_threads if placed.device == "cpu" else 0,
+            num_gpus=placed.num_gpus or 0.0,
+        )
+        for index, (stage, placed) in enumerate(zip(job.stages, job.allocation.stages, strict=True))
+    ]
 
 
 def _expect(found: RunPrediction, costs: tuple[ModelCosts, HostCosts]) -> Expected:

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from embedder.batch_schema import Measurement
 from embedder.executors.monitor import CpuUse
 from embedder.quantities import duration_text, plural
 from embedder.report.report_schema import LoadReport, StepReport
-from embedder.store.journal.step_metrics import LOAD, Measurement
+from embedder.store.journal.step_metrics import LOAD
 
 MIN_UP_S = 1.0  # a shorter time is no measurement
 # Below these, warm-up calls and the blocks that were decoded while the stages loaded weigh too much.
@@ -93,26 +94,21 @@ def step_reports(
 
 
 def _step(name: str, calls: list[Measurement], window: tuple[float, float], num_at_start: int | None) -> StepReport:
-    wall_s, cpu_s = sum(call.wall_s for call in calls), sum(call.cpu_s for call in calls)
-    num_rows, bytes_out = sum(call.num_rows for call in calls), sum(call.bytes_out for call in calls)
+    names = ("num_calls", "num_rows", "wall_s", "cpu_s", "bytes_out", *FRAMES, *CUTS, *WAITED)
+    sums = {each: sum(getattr(call, each) for call in calls) for each in names}
     replica_s = window[1] - window[0]
     line: list[tuple[float, int]] = []
     if num_at_start is not None:
         replica_s, line = replica_seconds(calls, window, num_at_start), timeline(calls, window[0])
     return StepReport(
         step=name,
-        num_calls=sum(call.num_calls for call in calls),
-        num_rows=num_rows,
-        wall_s=wall_s,
-        cpu_s=cpu_s,
-        wall_share=wall_s / replica_s,
-        cpu_share=cpu_s / replica_s,
-        bytes_out=bytes_out,
-        bytes_per_row=bytes_out / num_rows if num_rows else 0.0,
+        wall_share=sums["wall_s"] / replica_s,
+        cpu_share=sums["cpu_s"] / replica_s,
+        bytes_per_row=sums["bytes_out"] / sums["num_rows"] if sums["num_rows"] else 0.0,
         peak_rss_bytes=max(call.peak_rss_bytes for call in calls),
         replicas=tuple(line),
         notes=tuple(dict.fromkeys(call.note for call in calls if call.note)),
-        **{name: sum(getattr(call, name) for call in calls) for name in (*FRAMES, *CUTS, *WAITED)},
+        **sums,
     )
 
 

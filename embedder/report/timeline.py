@@ -6,9 +6,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from embedder.batch_schema import Measurement
 from embedder.report.report_schema import EventReport, ReportSection
 from embedder.storage.atomic_write import atomic_write
-from embedder.store.journal.step_metrics import Measurement
 
 if TYPE_CHECKING:
     from embedder.compat.operator_stats import Sample

@@ -1,5 +1,6 @@
 """A search hit: what was found, its file, its image."""
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -51,7 +52,7 @@ class Hit:
     """An image, a video, or a segment of a video that was found.
 
     Attributes:
-        score: cosine with the query, in [-1, 1].
+        score: cosine with the query, in [-1, 1]; NaN if nothing was searched for.
         item_id: id of the item.
         segment: number of the video's segment; 0 for an image.
         modality: image or video.
@@ -109,8 +110,9 @@ class Hit:
         return nearest_city(self.medium.get("latitude"), self.medium.get("longitude"))
 
     def __str__(self) -> str:
-        """Return one line: score, modality, item and caption, with control characters escaped."""
-        return printable(f"{self.score:.3f}  {self.modality:6} {self.item_id}  {self.caption or ''}")
+        """Return one line: score, if any, modality, item and caption, with control characters escaped."""
+        score = "" if math.isnan(self.score) else f"{self.score:.3f}  "
+        return printable(f"{score}{self.modality:6} {self.item_id}  {self.caption or ''}")
 
     def read(self) -> bytes:
         """Fetch the content of the item's file; for a video, the whole file.
@@ -173,11 +175,10 @@ def _pieces(ranges: ByteRanges, uri: str, embedded: EmbeddedFile | None = None) 
 
 def describe(hit: Hit) -> list[str]:
     """Describe a hit in up to four short lines: score, time and place, caption, id, other segments and duplicates."""
-    time = "" if hit.middle_s is None else f"  at {hit.middle_s:.1f} s"
-    place = "" if hit.place is None else f"  {hit.place}"
-    more = describe_more(hit)
-    caption = [hit.caption] if hit.caption else []
-    return [f"{hit.score:.3f}{time}{place}", *caption, hit.item_id, *([more] if more else [])]
+    score = "" if math.isnan(hit.score) else f"{hit.score:.3f}"
+    time = "" if hit.middle_s is None else f"at {hit.middle_s:.1f} s"
+    first = "  ".join(filter(None, (score, time, hit.place)))
+    return [*filter(None, (first, hit.caption)), hit.item_id, *filter(None, (describe_more(hit),))]
 
 
 def describe_more(hit: Hit) -> str:

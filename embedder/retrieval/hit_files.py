@@ -62,30 +62,27 @@ def hit_table(
     `HIT` and one for each carried column follow; its type is the one in `types`, else that of its values, else JSON
     text. Those of the medium that a hit has come last, and `place`, the city nearest to it.
     """
-    rows = [(number, rank, hit) for number, hits in enumerate(answers) for rank, hit in enumerate(hits, 1)]
-    fields, names_of_queries = ([*HIT], []) if queries is None else ([*QUERY, *HIT], list(map(readable, queries)))
+    hits = [hit for of_query in answers for hit in of_query]
+    rows = [
+        {"query_number": number, "query": queries and readable(queries[number]), "rank": rank, **vars(hit)}
+        for number, of_query in enumerate(answers)
+        for rank, hit in enumerate(of_query, 1)
+    ]
     columns: dict[str, pa.Array] = {}
-    for field in fields:
-        if field.name == "query_number":
-            values: list[Any] = [number for number, _, _ in rows]
-        elif field.name == "query":
-            values = [names_of_queries[number] for number, _, _ in rows]
-        elif field.name == "rank":
-            values = [rank for _, rank, _ in rows]
-        else:
-            values = [getattr(hit, field.name) for _, _, hit in rows]
-            if pa.types.is_list(field.type):
-                values = [[each._asdict() for each in several] for several in values]
-        columns[field.name] = pa.array(values, field.type)
-    names = dict.fromkeys([*types, *(name for _, _, hit in rows for name in hit.carryover)])
+    for field in HIT if queries is None else [*QUERY, *HIT]:
+        values = [row[field.name] for row in rows]
+        if pa.types.is_list(field.type):
+            values = [[each._asdict() for each in several] for several in values]
+        columns[field.name] = pa.array(values, field.type, from_pandas=True)  # a score of NaN is none
+    names = dict.fromkeys([*types, *(name for hit in hits for name in hit.carryover)])
     for name in names:
         shown = name
         while shown in columns or (shown != name and shown in names):
             shown = PREFIX + shown
-        columns[shown] = _array([hit.carryover.get(name) for _, _, hit in rows], types.get(name))
-    for name in dict.fromkeys(name for _, _, hit in rows for name in hit.medium):
-        columns[name if name not in columns else MEDIUM + name] = pa.array([hit.medium.get(name) for _, _, hit in rows])
-    places = pa.array([hit.place for _, _, hit in rows], pa.string())
+        columns[shown] = _array([hit.carryover.get(name) for hit in hits], types.get(name))
+    for name in dict.fromkeys(name for hit in hits for name in hit.medium):
+        columns[name if name not in columns else MEDIUM + name] = pa.array([hit.medium.get(name) for hit in hits])
+    places = pa.array([hit.place for hit in hits], pa.string())
     if places.null_count < len(places):
         columns["place" if "place" not in columns else f"{MEDIUM}place"] = places
     return pa.table(columns)

@@ -35,7 +35,41 @@ if TYPE_CHECKING:
 MAX_TEXT_CHARACTERS = 500  # in a line under an image
 
 
-class Hits(list[Hit]):
+class SavedHits(ABC):
+    """Hits as a table, in memory and as a file."""
+
+    @abstractmethod
+    def to_arrow(self) -> "pa.Table":
+        """Return the hits as an Arrow table."""
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the hits as a data frame, with the columns of `to_arrow`.
+
+        Raises:
+            InstallationError: pandas is not installed.
+        """
+        if find_spec("pandas") is None:
+            raise InstallationError(
+                f"{type(self).__name__}.to_pandas: needs pandas, which this installation lacks; pip install pandas, or "
+                "use to_arrow()"
+            )
+        return self.to_arrow().to_pandas()
+
+    def save(self, path: str | Path) -> None:
+        """Write the hits as a table, in the format that the suffix names: .csv, .parquet or .jsonl.
+
+        The columns are those of `to_arrow`. In a CSV file, an apostrophe precedes text that a spreadsheet would take
+        for a formula.
+
+        Raises:
+            ConfigError: the suffix names another format, or the folder is missing.
+        """
+        from embedder.retrieval.hit_files import save_table
+
+        save_table(Path(path), self.to_arrow())
+
+
+class Hits(list[Hit], SavedHits):
     """Hits, best first.
 
     Attributes:
@@ -64,25 +98,12 @@ class Hits(list[Hit]):
 
         return hit_table([self], carried_types([self]))
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return the hits as a data frame, with the columns of `to_arrow`.
-
-        Raises:
-            InstallationError: pandas is not installed.
-        """
-        _require_pandas("Hits.to_pandas")
-        return self.to_arrow().to_pandas()
-
     def thumbnails(self) -> list[Pixels | None]:
         """Return the image of each hit, or the middle frame of its segment; uint8 (160, 160, 3), None if it is gone."""
-        return self.decode(THUMBNAIL)
-
-    def decode(self, resize: ResizeSpec, num_hits: int | None = None) -> list[Pixels | None]:
-        """Return the pixels of the first hits (None: of all), uint8 (H, W, 3); None for an image that is gone."""
-        return list(self.decode_each(resize, num_hits))
+        return list(self.decode_each(THUMBNAIL))
 
     def decode_each(self, resize: ResizeSpec, num_hits: int | None = None) -> Generator[Pixels | None]:
-        """Yield what `decode` returns, each once it is decoded."""
+        """Yield the pixels of the first hits (None: of all), uint8 (H, W, 3); None for an image that is gone."""
         for pixels in decode_hits(self[:num_hits], resize):
             yield None if isinstance(pixels, Exception) else pixels
 
@@ -139,19 +160,6 @@ class Hits(list[Hit]):
         """
         _save_sheet(path, [(self, title)])
 
-    def save(self, path: str | Path) -> None:
-        """Write the hits as a table, in the format that the suffix names: .csv, .parquet or .jsonl.
-
-        The columns are those of `to_arrow`. In a CSV file, an apostrophe precedes text that a spreadsheet would take
-        for a formula.
-
-        Raises:
-            ConfigError: the suffix names another format, or the folder is missing.
-        """
-        from embedder.retrieval.hit_files import save_table
-
-        save_table(Path(path), self.to_arrow())
-
     def copy_files(self, folder: str | Path) -> "CopiedFiles":
         """Copy the file of each hit into a new folder, as `001-name.jpg` by rank, next to `hits.csv`, which names them.
 
@@ -180,7 +188,7 @@ class Hits(list[Hit]):
         return "".join(figures)
 
 
-class Answers(list[Hits]):
+class Answers(list[Hits], SavedHits):
     """Hits of several queries, in their order."""
 
     def to_arrow(self) -> "pa.Table":
@@ -189,24 +197,9 @@ class Answers(list[Hits]):
 
         return hit_table(self, carried_types(self), [hits.query for hits in self])
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return the hits of all queries as one data frame, with the columns of `to_arrow`.
-
-        Raises:
-            InstallationError: pandas is not installed.
-        """
-        _require_pandas("Answers.to_pandas")
-        return self.to_arrow().to_pandas()
-
     def save_sheet(self, path: str | Path) -> None:
         """Write a contact sheet with a block for each query: its name, its image, its hits; see `Hits.save_sheet`."""
         _save_sheet(path, [(hits, hits.query) for hits in self])
-
-    def save(self, path: str | Path) -> None:
-        """Write the hits of all queries as a table, with the columns of `to_arrow`; see `Hits.save`."""
-        from embedder.retrieval.hit_files import save_table
-
-        save_table(Path(path), self.to_arrow())
 
     def copy_files(self, folder: str | Path) -> "CopiedFiles":
         """Copy the files of all hits, those of the first query as `q1-001-name.jpg`; see `Hits.copy_files`."""
@@ -246,13 +239,6 @@ def _query_pixels(image: Path | bytes) -> Pixels | None:
             return decoder.image(image, THUMBNAIL)
         except DecodeError:
             return None
-
-
-def _require_pandas(where: str) -> None:
-    if find_spec("pandas") is None:
-        raise InstallationError(
-            f"{where}: needs pandas, which this installation lacks; pip install pandas, or use to_arrow()"
-        )
 
 
 def _as_html(text: str) -> str:

@@ -13,7 +13,6 @@ captions.
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,13 +25,12 @@ import numpy as np
 
 from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.ranking import Doubles, Ranking, RowNumbers
-from embedder.storage.user_cache import cache_folder, mark_used
 from embedder.store.files import StoreFiles
 from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import has_keywords, searched_column
 from embedder.store_index import keep_words
 from embedder.store_index.analyser import RULES, UNICODE, Analyser, hash_term
-from embedder.store_index.index_versions import COPIES_FOLDER, make_copy
+from embedder.store_index.index_versions import make_copy, open_copy
 from embedder.store_index.word_index import CURE, NO_ROW, WordIndex, build_words, open_word_index
 from embedder.store_index.word_parts import Numbers, WordPart
 from index.index_errors import RetrievalError
@@ -227,32 +225,18 @@ def open_words(files: StoreFiles, table: RecordTable, column: str = "caption") -
     marks = [part.key for part in table.parts() if part.deletion_vector is not None]
     own = [column] if column != "caption" else ["keywords"] if has_keywords(table.schema) else []
     content = [UNICODE, RULES, table.files.address, table.paths(), *([marks] if marks else []), *own]
-    folder = cache_folder(COPIES_FOLDER) / f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
-    return CaptionWords(_open_cached(folder) or _build(folder, table, column))
+    folder = f"words-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]}"
 
+    def build(stage: Path) -> None:
+        build_words(table, stage, Analyser(), column)
 
-def _open_cached(folder: Path) -> WordIndex | None:
     try:
-        if not folder.is_dir():
-            return None
-        mark_used(folder)
-        return open_word_index(folder)
+        return CaptionWords(open_copy(lambda: make_copy(folder, build), open_word_index))
     except (RetrievalError, OSError):
-        shutil.rmtree(folder, ignore_errors=True)
-        return None
-
-
-def _build(folder: Path, table: RecordTable, column: str) -> WordIndex:
-    try:
-        make_copy(folder, lambda stage: build_words(table, stage, Analyser(), column))
-        return open_word_index(folder)
-    except (RetrievalError, OSError):
-        pass  # another process has stored the same index, or nothing can be written here
-    if (found := _open_cached(folder)) is not None:
-        return found
+        pass  # nothing can be written here
     with tempfile.TemporaryDirectory(prefix="embedder-words-") as name:
-        build_words(table, Path(name), Analyser(), column)
-        return open_word_index(Path(name))  # stays open after its files are unlinked
+        build(Path(name))
+        return CaptionWords(open_word_index(Path(name)))  # stays open after its files are unlinked
 
 
 RRF_K = 60

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.storage.hashed_rows import NUMBER, HashedRows, common_parts
+from embedder.storage.hashed_rows import NUMBER, HashedRows, read_parts
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
 from embedder.store.files import StoreFiles
 from embedder.store.layout import MAIN, Current
@@ -188,12 +188,10 @@ def match_keys(wanted: pa.Table, known: pa.Table) -> Rows:
         HashedRows((pa.Table.from_batches([batch]) for batch in each.select(KEY).to_batches()), each.select(KEY).schema)
         for each in (wanted, known)
     ]
-    num_parts = common_parts(*sides)
-    if num_parts == 1:
+    if all(side.num_parts == 1 for side in sides):
         return _match(wanted, known)
     found = np.full(wanted.num_rows, -1, np.int64)
-    for number in range(num_parts):
-        own, theirs = (side.part(number, num_parts) for side in sides)
+    for own, theirs in read_parts(*sides):
         places = _match(own, theirs)
         is_known = places >= 0
         found[own[NUMBER].to_numpy()[is_known]] = theirs[NUMBER].to_numpy()[places[is_known]]

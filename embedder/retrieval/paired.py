@@ -88,7 +88,7 @@ class PairedDifference:
 
 
 def paired_differences(
-    before: Floats, after: Floats, groups: Mapping[str, Ints], limits: Thresholds, num_resamples: int = NUM_RESAMPLES
+    before: Floats, after: Floats, groups: Mapping[str, Ints], limits: Thresholds
 ) -> list[PairedDifference]:
     """Compare two models over all queries, then in each group, in the order given.
 
@@ -96,19 +96,11 @@ def paired_differences(
     numbers of each group's queries; a query may be in several, and empty groups are left out.
     """
     named = {EVERYTHING: np.arange(len(before)), **{name: own for name, own in groups.items() if len(own)}}
-    return [
-        paired_difference(before[own], after[own], limits, name, len(named), num_resamples)
-        for name, own in named.items()
-    ]
+    return [paired_difference(before[own], after[own], limits, name, len(named)) for name, own in named.items()]
 
 
 def paired_difference(
-    before: Floats,
-    after: Floats,
-    limits: Thresholds,
-    name: str = EVERYTHING,
-    num_comparisons: int = 1,
-    num_resamples: int = NUM_RESAMPLES,
+    before: Floats, after: Floats, limits: Thresholds, name: str = EVERYTHING, num_comparisons: int = 1
 ) -> PairedDifference:
     """Compare two models over one group of queries.
 
@@ -117,7 +109,7 @@ def paired_difference(
     """
     differences = np.asarray(after, np.float64) - before
     level, num = (1 - limits.confidence) / num_comparisons, len(differences)
-    low, high = interval(differences, level, num_resamples)
+    low, high = interval(differences, level)
     variance = float(differences.var(ddof=1)) if num > 1 else 0.0
     is_small = num < MIN_QUERIES
     return PairedDifference(
@@ -147,7 +139,7 @@ def detectable_loss(variance: float, num_queries: int, level: float) -> float:
     return min(1.0, (squared + math.sqrt(squared**2 + 4 * squared * variance)) / 2)
 
 
-def interval(differences: Floats, level: float, num_resamples: int = NUM_RESAMPLES) -> tuple[float, float]:
+def interval(differences: Floats, level: float) -> tuple[float, float]:
     """Return the bootstrap interval of a mean of paired differences, float64 (Q,), each in [-1, 1].
 
     `level` is the probability that the truth is outside. If all differences are equal, resampling would give a zero
@@ -165,7 +157,7 @@ def interval(differences: Floats, level: float, num_resamples: int = NUM_RESAMPL
     if set(values.tolist()) <= {-1.0, 0.0, 1.0}:
         low, high = _percentiles_of_hits(differences, outside)
     else:
-        means = _resampled_means(differences, values, counts, num_resamples)
+        means = _resampled_means(differences, values, counts)
         low, high = (float(each) for each in np.quantile(means, (outside, 1 - outside)))
     return min(centre, low), max(centre, high)
 
@@ -183,15 +175,15 @@ def _percentiles_of_hits(differences: Floats, outside: float) -> tuple[float, fl
     return low / num - 1, high / num - 1
 
 
-def _resampled_means(differences: Floats, values: Floats, counts: Ints, num_resamples: int) -> Floats:
+def _resampled_means(differences: Floats, values: Floats, counts: Ints) -> Floats:
     """Return the means of B resamples, (B,); few different values are drawn by their counts."""
     rng, num = np.random.default_rng(SEED), len(differences)
     if 4 * len(values) < num:
-        drawn = rng.multinomial(num, counts / num, num_resamples)
+        drawn = rng.multinomial(num, counts / num, NUM_RESAMPLES)
         return np.asarray(drawn @ values / num, np.float64)
-    means = np.empty(num_resamples)
+    means = np.empty(NUM_RESAMPLES)
     step = max(1, MAX_DRAWS // num)
-    for start in range(0, num_resamples, step):
+    for start in range(0, NUM_RESAMPLES, step):
         part = means[start : start + step]
         part[:] = differences[rng.integers(0, num, (len(part), num))].mean(axis=1)
     return means

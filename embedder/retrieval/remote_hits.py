@@ -1,5 +1,6 @@
 """Hits of a query service: read from its answers, with images that the service makes."""
 
+import math
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -7,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from embedder.errors import StoreError
 from embedder.media.decoder_process import Pixels
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec
@@ -55,20 +55,6 @@ class RemoteHit(Hit):
         try:
             return self.client.read(f"{address.path}?{query}")
         except ValueError as error:
-            raise FetchError("NoContent", str(error)) from None
-
-    def read(self) -> bytes:
-        """Fetch the content of the video's file; for an image, the largest size that the service makes.
-
-        Raises:
-            embedder.sources.fetch.FetchError: the file is gone or can't be fetched.
-        """
-        clip = self.links.get("clip")
-        if clip is None:
-            return self.image_bytes(SIZES_PX[-1])
-        try:
-            return self.client.read(clip)
-        except StoreError as error:
             raise FetchError("NoContent", str(error)) from None
 
     def pieces(self, fetcher: Fetcher) -> Iterator[bytes]:
@@ -163,6 +149,7 @@ def read_hits(client: HttpClient, answer: Mapping[str, Any], version: str) -> Re
 def _read_hit(client: HttpClient, found: Mapping[str, Any]) -> RemoteHit:
     links = found["links"]
     given = {name: value for name, value in found.items() if name in OF_HIT}
+    given["score"] = math.nan if given["score"] is None else given["score"]
     given["uri"] = given["uri"] or client.url + (links["image"] or links["item"])
     given["segments"] = [Segment(each["start_s"], each["end_s"], each["score"]) for each in found["segments"]]
     given["duplicates"] = [Duplicate(each["item_id"], each["score"]) for each in found["duplicates"]]

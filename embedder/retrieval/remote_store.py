@@ -150,11 +150,13 @@ class RemoteStore(Searchable[RemoteHits]):
             start, version = found["next"], version or found["version"].partition("/")[0]
 
     def rejects(self) -> list[dict[str, Any]]:
-        """List the items that could not be embedded, or only in part, with the reason."""
+        """List the items that could not be embedded, or only in part, with the reason, all of one publication."""
         listed: list[dict[str, Any]] = []
+        version = self._version
         while True:
-            found = self._client.get("/rejects", start=len(listed), version=self._version)
+            found = self._client.get("/rejects", start=len(listed), version=version)
             listed += found["rejects"]
+            version = version or found["version"].partition("/")[0]
             if not found["rejects"] or len(listed) >= found["num_rejects"]:
                 return listed
 

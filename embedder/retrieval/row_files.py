@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from embedder.retrieval.filters import MODIFIED, ROW, SIZE, encode_repeated
 from embedder.retrieval.ranking import RowNumbers
-from embedder.storage.user_cache import cache_folder, mark_used
+from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
 from embedder.store.tables.arrow_lookup import positions as places_of
 from embedder.store.tables.arrow_lookup import take_or_null
@@ -281,19 +281,11 @@ def open_row_files(files: StoreFiles, path: str, content: object, make: Make) ->
         except (RetrievalError, OSError) as error:
             LOG.warning(f"store {files.address}: its row files can't be used, so the tables are read: {error}")
     digest = hashlib.sha256(json.dumps([files.address, path, content]).encode()).hexdigest()
-    folder = cache_folder(COPIES_FOLDER) / f"rows-{digest[:32]}"
-    for _ in range(2):
-        try:
-            if not folder.is_dir():
-                make_copy(folder, make)
-            mark_used(folder)
-            found = _open_or_drop(folder)
-        except (RetrievalError, OSError) as error:
-            LOG.info(f"the rows of a search can't be kept in {folder.parent}: {error}")
-            return None
-        if found is not None:
-            return found
-    return None
+    try:
+        return open_copy(lambda: make_copy(f"rows-{digest[:32]}", make), RowFiles)
+    except (RetrievalError, OSError) as error:
+        LOG.info(f"the rows of a search can't be kept in {cache_folder(COPIES_FOLDER)}: {error}")
+        return None
 
 
 def _open_or_drop(folder: Path) -> RowFiles | None:

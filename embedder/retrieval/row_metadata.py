@@ -1,9 +1,9 @@
 """What searches know of rows besides their vectors: columns of the tables, rows by id, files of the items."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +13,7 @@ from embedder.compat.locked_property import locked_cached_property
 from embedder.retrieval.filters import MODIFIED, ROW, SIZE, RowFilter
 from embedder.retrieval.model_columns import ModelColumns, match_keys
 from embedder.retrieval.ranking import RowNumbers
-from embedder.retrieval.row_files import (
-    OF_FILES,
-    ORDER,
-    PICTURED,
-    RowFiles,
-)
+from embedder.retrieval.row_files import OF_FILES, ORDER, PICTURED, RowFiles
 from embedder.sources.byte_ranges import EmbeddedFile
 from embedder.sources.item_ranges import ITEM_FILE, embedded_file
 from embedder.storage.spill_file import GatheredRows, in_memory_or_mapped
@@ -27,10 +22,6 @@ from embedder.store.schema import EMBEDDINGS, ITEMS, VECTOR_COLUMNS, with_nulls
 from embedder.store.tables.tables import RecordTable
 from index.index_errors import RetrievalError
 from index.vectors import Mask, Rows
-
-if TYPE_CHECKING:
-    pass
-
 
 OWN = ("item_id", "segment", "modality", "uri", "start_s", "end_s", "caption")  # fields of a hit, besides carryover
 
@@ -78,35 +69,27 @@ class RowMetadata:
 
     def __init__(
         self,
-        table: RecordTable,
-        models: ModelColumns | None = None,
-        has_picture: Callable[[], Mask] | None = None,
-        files: "EmbeddedFiles | None" = None,
-        mapped: RowFiles | None = None,
-        medium: Collection[str] = (),
+        models: ModelColumns,
+        has_picture: Callable[[], Mask],
+        files: "EmbeddedFiles",
+        mapped: RowFiles | None,
     ) -> None:
-        """Read the table, or take its rows from `mapped`.
+        """Read the table and the columns of the other models, or take the rows from `mapped`.
 
-        `models` gives the columns of the other models, if any; `has_picture` the column `HAS_PICTURE` of conditions,
-        bool (rows,), if there is one; `files` the times and sizes of the items' files, if conditions read them.
-        `medium` are the names of the columns of the medium.
+        `has_picture` gives the column `HAS_PICTURE` of conditions, bool (rows,); `files` the times and sizes of the
+        items' files.
         """
-        self._has_picture, self._medium = has_picture, medium
-        self._items = None if files is None else files.read
-        self._mapped = mapped
+        self._has_picture, self._items, self._mapped = has_picture, files.read, mapped
+        self._medium = models.medium_columns
         if mapped is not None:
             self._gathered = GatheredRows(mapped.rows.select(mapped.public))
             return
-        if models is not None:
-            joined = (name for name, each in models.joined.items() if each.name not in VECTOR_COLUMNS)
-            names = [*(models.own or OWN), *joined]
-        else:
-            names = table.schema.names if table.schema is not None else list(OWN)
-        names = [name for name in names if name not in VECTOR_COLUMNS]
-        pieces = (table if models is None else models).pieces(names)
+        joined = (name for name, each in models.joined.items() if each.name not in VECTOR_COLUMNS)
+        names = [name for name in (*(models.own or OWN), *joined) if name not in VECTOR_COLUMNS]
+        pieces = models.pieces(names)
         first = next(pieces, None)
         if first is None:
-            first = table.read(names, [])
+            first = models.read(names)
         self._gathered = GatheredRows(in_memory_or_mapped(chain([first], pieces), first.schema))
 
     @property
@@ -174,7 +157,7 @@ class RowMetadata:
             columns = self._mapped.columns({name: new or name for name, new in shown.items()})
             return RowFilter(columns, is_mapped=True)
         rows = self.rows
-        if self._has_picture is not None and HAS_PICTURE not in rows.column_names:
+        if HAS_PICTURE not in rows.column_names:
             rows = rows.append_column(HAS_PICTURE, pa.array(self._has_picture()))
         return RowFilter(rows, self._items)
 

@@ -90,14 +90,14 @@ class Snapshot:
         files: StoreFiles,
         current: Current,
         info: StoreInfo,
-        models: ModelColumns | None = None,
+        models: ModelColumns,
         *,
         from_tables: bool = False,
     ) -> None:
         """Choose what is read; nothing is read yet.
 
         For a further model, `files` is its view and `current` its part of the publication. `models` gives the columns
-        of the other models, None if there are none; `from_tables` reads the tables even if there are row files.
+        of all models; `from_tables` reads the tables even if there are row files.
         """
         self.files, self.current, self.info, self._models = files, current, info, models
         self._from_tables = from_tables
@@ -117,7 +117,7 @@ class Snapshot:
 
         One of a run that goes on has none, as each would have all rows again; it is searched by the tables.
         """
-        if self._from_tables or self._models is None or self.current.index is None or self.current.interim_of:
+        if self._from_tables or self.current.index is None or self.current.interim_of:
             return False
         schema = self._table.schema
         if schema is None or not row_files.HIDDEN.isdisjoint(schema.names):
@@ -127,12 +127,10 @@ class Snapshot:
     @property
     def row_files_path(self) -> str:
         """Folder of its row files in the store."""
-        return rows_path(self.current, "" if self._models is None else self._models.others)
+        return rows_path(self.current, self._models.others)
 
     def write_row_files(self, folder: Path) -> None:
         """Write its row files into an empty folder, from the tables and the index; OSError if the disk is full."""
-        if self._models is None:
-            raise ValueError("row files have the columns of all models, so these must be given")
         own = Snapshot(self.files, self.current, self.info, self._models, from_tables=True)
         index_folder = version_folder(self.files, self.current.index or 0)
         names = [name for name in read_manifest(index_folder).sha256 if name not in (IDS_NAME, LIVE_NAME, QUERIES_NAME)]
@@ -197,8 +195,7 @@ class Snapshot:
     @locked_cached_property
     def metadata(self) -> RowMetadata:
         """Table without its vectors, with the columns of other models."""
-        medium = self.current.medium_columns if self._models is None else self._models.medium_columns
-        return RowMetadata(self._table, self._models, self._has_picture, self.embedded_files, self.mapped, medium)
+        return RowMetadata(self._models, self._has_picture, self.embedded_files, self.mapped)
 
     @locked_cached_property
     def is_found(self) -> Mask:
@@ -239,12 +236,11 @@ class Snapshot:
     def hybrid(self) -> HybridRanker:
         """Ranker by vectors, words of captions, and words that further models read in pictures."""
         words = [SearchedWords(open_words(self.files, self._table), partial(self.metadata.texts, "caption"))]
-        if self._models is not None:
-            for view, table, shown in self._models.word_tables():
-                texts = partial(self.metadata.texts, shown)
-                noted = None if self.mapped is None else self.mapped.of_model(view.model, table.num_rows())
-                places = self._models.rows_of(table) if noted is None else noted
-                words.append(SearchedWords(open_words(view, table, WORDS_COLUMN), texts, places))
+        for view, table, shown in self._models.word_tables():
+            texts = partial(self.metadata.texts, shown)
+            noted = None if self.mapped is None else self.mapped.of_model(view.model, table.num_rows())
+            places = self._models.rows_of(table) if noted is None else noted
+            words.append(SearchedWords(open_words(view, table, WORDS_COLUMN), texts, places))
         return HybridRanker(words, self.vectors, self.vector_rows)
 
     def filter_rows(self, where: str | None) -> Among | None:

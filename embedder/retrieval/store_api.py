@@ -1,7 +1,7 @@
 """Python API of a store, for notebooks and services: read it, encode queries, search."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.errors import ConfigError, EmbedderError, RunFailedError, StoreError, check_argument
+from embedder.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    EmbedderError,
+    RunFailedError,
+    StoreError,
+    check_argument,
+)
 from embedder.retrieval.hits import Hits, Searchable
 from embedder.retrieval.model_columns import ModelColumns
 from embedder.retrieval.queries import QueryBatch, SearchOptions
@@ -35,9 +42,9 @@ from shards.model_errors import ModelError
 from shards.model_settings import address_as_recorded, split_address
 
 if TYPE_CHECKING:  # encoders are imported once a text or an image is encoded
-    from embedder.encoders.encode_queries import AnyQueryEncoder, BaseQueryEncoder
+    from embedder.encoders.encode_queries import BaseQueryEncoder
     from embedder.encoders.query_encoder import QueryEncoder
-    from embedder.encoders.servable_encoder import CodeSources
+    from embedder.encoders.servable_encoder import CodeSources, ServableEncoder
     from embedder.media.given_inputs import GivenImage
     from embedder.models.model_folder import Model
     from embedder.servables.servable import Servable
@@ -147,12 +154,26 @@ class Store(Searchable[Hits]):
         return Store(self.files.main, name or MAIN, publication=self.publication, code=self._code)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the embeddings table, or some of its columns.
+        """Read the embeddings table, or some of `columns`.
 
         Columns of other models follow as NAME.COLUMN, null if a model has no such row. Vectors without such a prefix
         are those of the model that is searched.
+
+        Raises:
+            ConfigError: there is no such column.
+            ArgumentTypeError: the columns are no list of names.
         """
-        return self._columns.read(columns)
+        return self._columns.read(None if columns is None else self._known_columns(columns))
+
+    def _known_columns(self, columns: Sequence[str]) -> list[str]:
+        if isinstance(columns, str) or not isinstance(columns, Iterable):
+            expected = 'a list of names, as ["item_id", "caption"]'
+            raise ArgumentTypeError(f"to_arrow: columns: found {type(columns).__name__}; give {expected}")
+        names, known = list(columns), self.columns
+        unknown = [name for name in names if name not in known] if known else []  # none where nothing was written
+        if unknown:
+            raise ConfigError(f"to_arrow: there is no column {unknown[0]!r}; columns are {', '.join(known)}")
+        return names
 
     @property
     def columns(self) -> list[str]:
@@ -283,7 +304,7 @@ class Store(Searchable[Hits]):
         return Searcher(Snapshot(self.files, self.current, self.info, self._columns))
 
     @locked_cached_property
-    def encoder(self) -> "AnyQueryEncoder":
+    def encoder(self) -> "BaseQueryEncoder | ServableEncoder":
         """Encoder with the store's model: its query towers, or the model folder and torch if it has none.
 
         For a further model without towers, the servable encodes what it accepts.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from embedder.entry_points import RUNNERS, find_plugins
+from embedder.entry_points import RUNNERS, find_plugins, load_point
 from embedder.servables.servable_errors import ServableError
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def find_kinds() -> dict[str, EntryPoint]:
 def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
     """Read a servable from a section of a configuration, such as a `[[model]]`.
 
-    Raises a ServableError if the kind is unknown, or a key is unknown, missing, or breaks its rule.
+    Raises a ServableError if the kind is unknown or can't be imported, or a key is unknown, missing, or breaks its
+    rule.
     """
     from embedder.servables.servable import Servable
 
@@ -42,7 +43,7 @@ def make_servable(settings: "Mapping[str, Any] | Servable") -> "Servable":
     kinds = find_kinds()
     if kind not in kinds:
         raise ServableError(f"{where}: kind = {kind!r}: found no such kind; write one of {', '.join(kinds)}")
-    servable_kind = kinds[kind].load()
+    servable_kind = load_point(kinds[kind], f"{where}: kind = {kind!r}", ServableError)
     try:
         found: Servable = servable_kind.model_validate(settings)
     except ValidationError as error:

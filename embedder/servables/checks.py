@@ -71,7 +71,7 @@ def _convert(where: str, name: str, column: pa.Array, output: OutputColumn) -> p
     expected = output.arrow_type()
     if column.type == expected:
         return column
-    if isinstance(column.type, pa.ExtensionType):
+    if isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
     if not _same_values(column.type, expected):
         raise ServableError(

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from embedder.servables.servable import Servable, absolute_path
 from embedder.servables.servable_columns import COLUMN_NAME_RULE, DeclaredInput, InputColumn, OutputColumn, TokensInput
-from embedder.servables.servable_errors import ServableError
+from embedder.servables.servable_errors import ServableError, one_line
 from shards.model_config import TOKENIZER_FILE
 
 ZIP_MAGIC = b"PK\x03\x04"
@@ -101,11 +101,18 @@ def find_file(where: str, path: str, key: str) -> Path:
 
 
 def find_module(where: str, name: str, instead: str) -> Path:
-    """Find the source of an importable module without importing it; raises `ServableError` if there is none."""
+    """Find the source of an importable module; raises `ServableError` if there is none.
+
+    It isn't imported itself, but the package that it is in is.
+    """
     try:
         spec = find_spec(name)
     except (ImportError, ValueError) as error:
         raise ServableError(f"{where}: there is no module {name!r} ({error}); install it") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - of the package's own code
+        raise ServableError(
+            f"{where}: the package of the module {name!r} can't be imported ({one_line(error)}); mend it, or {instead}"
+        ) from None
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise ServableError(f"{where}: there is no module {name!r}; install it, or {instead}")
     return Path(spec.origin)

@@ -5,6 +5,7 @@ decode   CPU tasks: make the servables' inputs from images and captions
 actors   one pool for each group of servables (`embedder.servables.packing`), in the order of their dependencies
 """
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from embedder.media.given_inputs import file_or_content
 from embedder.media.limits import DecodeLimits
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import Colour
-from embedder.media.sniff import sniff
+from embedder.media.sniff import HEAD_BYTES, sniff
 from embedder.servables import make_servable
 from embedder.servables.order import order_servables
 from embedder.servables.packing import ActorGroup, pack_servables, reserved_cpus
@@ -29,9 +30,11 @@ from embedder.servables.running_servable import DECODED, RunningServable, comes_
 from embedder.servables.servable import Servable
 from embedder.servables.servable_columns import IMAGES, ColumnInput, InputColumn
 from embedder.sources.fetch import Fetcher, FetchError
+from embedder.sources.source_errors import from_os_error
 from embedder.steps.attempts import limit_deaths
 from embedder.steps.stage_actor import RowActor
 from embedder.steps.stage_contract import Stage
+from embedder.storage.web_address import shown_address
 from embedder.store.journal.runs import Run
 
 if TYPE_CHECKING:
@@ -230,23 +233,40 @@ def _images(
 
 
 def encoded_image(fetcher: Fetcher, image: Any, max_bytes: int) -> bytes | None:
-    """Return the encoded image of a dataset's cell, of at most `max_bytes`; None if there is none.
+    """Return the encoded image of a dataset's cell; None if there is none.
 
-    `image` is encoded bytes, a URI, an array of pixels, a Pillow image, or a struct with `bytes` or `path`.
+    `image` is encoded bytes, a URI, an array of pixels, a Pillow image, or a struct with `bytes` or `path`. Of a file
+    that is no image, such as a video, at least the first bytes are returned.
 
     Raises:
-        FetchError: a URI can't be read.
+        FetchError: a URI can't be read, or names an image of more than `max_bytes`.
         EmbedderError: the cell has none of these types.
     """
     if isinstance(image, dict):  # Hugging Face datasets store images as {bytes, path}
         image = image.get("bytes") or image.get("path")
     if isinstance(image, str) and image:
         with fetcher.fetch(image, max_bytes=max_bytes) as fetched:
-            return fetched.content.read_bytes() if isinstance(fetched.content, Path) else fetched.content
+            return fetched.data if fetched.path is None else _read_image(fetched.path, image, max_bytes)
     if image is None or isinstance(image, str):
         return None
     content = file_or_content(image)
     return content.read_bytes() if isinstance(content, Path) else content or None
+
+
+def _read_image(path: Path, uri: str, max_bytes: int) -> bytes:
+    """Read an image's file whole; of any other only the first bytes, as it may fill the memory."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+            if sniff(head) != "image":
+                return head
+            if (size := file.seek(0, os.SEEK_END)) > max_bytes:
+                message = f"{shown_address(uri)}: image of {size:,} bytes; decode.max_file_bytes allows {max_bytes:,}"
+                raise FetchError("TooLarge", message)
+            file.seek(0)
+            return file.read()
+    except OSError as error:
+        raise from_os_error(error, shown_address(uri)) from None
 
 
 def cells_of(table: pa.Table, name: str) -> list[Any]:

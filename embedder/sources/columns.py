@@ -56,12 +56,10 @@ def take_column(batch: pa.RecordBatch, name: str) -> pa.Array:
 def _child(values: pa.Array, name: str) -> pa.Array:
     if not is_list(values.type):
         return pc.struct_field(values, [name])
-    lengths = pc.fill_null(pc.list_value_length(values), 0).to_pylist()
-    offsets = [0]
-    for length in lengths:
-        offsets.append(offsets[-1] + length)
+    lengths = pc.fill_null(pc.list_value_length(values), 0).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
     inner = pc.struct_field(values.flatten(), [name])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), inner, mask=pc.is_null(values))
+    return pa.ListArray.from_arrays(offsets, inner, mask=pc.is_null(values))
 
 
 def parquet_name(schema: pa.Schema, name: str) -> str:

@@ -4,7 +4,8 @@ Source of the last: Hugging Face's `datasets`, ImageFolder: `metadata.jsonl`, `.
 relative to its own folder, and here `text` or `caption`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import posixpath
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from unicodedata import normalize
 
@@ -18,7 +19,7 @@ from embedder.sources.local_listing import SIDECAR_SUFFIXES, Entry, stem_of
 from embedder.sources.selection import Selection
 from embedder.sources.table_files import find_table
 from embedder.sources.takeout import find_root, match_names
-from embedder.sources.unicode_forms import stem_to_nfc
+from embedder.sources.unicode_forms import FORMS, stem_to_nfc
 from embedder.storage.object_stores import is_remote
 
 TABLES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
@@ -134,17 +135,25 @@ def _is_usable(entry: Entry, selection: Selection) -> bool:
 
 
 def read_captions(uri: str) -> dict[str, str]:
-    """Read an imagefolder's captions by file name; none if the table is of another kind. May raise a SourceError."""
+    """Read an imagefolder's captions by file name, as `datasets` reads it: without `./`, and with Windows' names.
+
+    Empty if the table is of another kind. May raise a SourceError.
+    """
     table, texts = find_table(uri), frozenset((FILE_NAME, *CAPTIONS))
     columns = [field.name for field in table.read_schema(texts) if is_text(field.type)]
     caption = next((name for name in CAPTIONS if name in columns), None)
     if caption is None or FILE_NAME not in columns:
         return {}
     found: dict[str, str] = {}
+    converted: dict[str, str] = {}
     for _, chunk in table.chunks(pa.schema({FILE_NAME: pa.string(), caption: pa.string()}), texts):
         names, captions = (chunk.columns[name].to_pylist() for name in (FILE_NAME, caption))
-        found |= {name: unescape_text(text) for name, text in zip(names, captions, strict=True) if name and text}
-    return found
+        for name, text in zip(names, captions, strict=True):
+            if name and text:  # elsewhere, a backslash may be part of a name
+                found[posixpath.normpath(name)] = unescape_text(text)
+                if "\\" in name:
+                    converted[posixpath.normpath(name.replace("\\", "/"))] = unescape_text(text)
+    return converted | found
 
 
 def _find_caption(captions: dict[str, dict[str, str]], name: str) -> str | None:
@@ -152,5 +161,13 @@ def _find_caption(captions: dict[str, dict[str, str]], name: str) -> str | None:
     while folder:
         folder = folder.rpartition("/")[0]
         if folder in captions:
-            return captions[folder].get(name[len(folder) + 1 if folder else 0 :])
+            return _caption_of(captions[folder], name[len(folder) + 1 if folder else 0 :])
     return None
+
+
+def _caption_of(captions: Mapping[str, str], name: str) -> str | None:
+    """Return the caption of a name, else that of its other Unicode form, which Macs write."""
+    if name in captions or name.isascii():
+        return captions.get(name)
+    found = [captions[form] for form in {normalize(form, name) for form in FORMS} if form in captions]
+    return found[0] if len(found) == 1 else None

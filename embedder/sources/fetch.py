@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from embedder.config_toml.run_sections import WebConfig
+from embedder.media.sniff import HEAD_BYTES, sniff
 from embedder.sources.byte_ranges import EmbeddedFile, local_version, open_ranges, open_regular
-from embedder.sources.captions import read_caption
 from embedder.sources.fetched import Fetched, write_temporary
-from embedder.sources.parquet_cells import ParquetCells
+from embedder.sources.parquet_cells import ParquetCells, cell_buffer, cell_reference
 from embedder.sources.source_errors import FetchError, from_os_error
 from embedder.sources.tar_scan import BLOCK_BYTES, check_member
+from embedder.sources.unicode_forms import find_unicode_twin
 from embedder.sources.uris import TableCell, TarMember, file_url_path, split_uri
 from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.object_stores import is_remote
@@ -57,8 +58,9 @@ class Fetcher:
 
         Local whole files come as a path, or as bytes up to `max_read_bytes`. Tar members, cells, and remote files up to
         `max_bytes` come as bytes; larger remote files, and web downloads beyond a few MiB, go to a temporary file.
-        `max_file_bytes` limits whole files; None allows any size. `embedded` is what the local file of an item embedded
-        earlier has to be; it is None for an item being listed now.
+        `max_file_bytes` limits whole files, and an image in a bucket then has at most `max_bytes`; None allows any
+        size. `embedded` is what the local file of an item embedded earlier has to be; it is None for an item being
+        listed now.
         """
         if is_web(uri):
             return self._download(uri, max_bytes, max_file_bytes)
@@ -66,7 +68,7 @@ class Fetcher:
         if isinstance(part, TarMember):
             return self._member(path, part, max_bytes, embedded)
         if isinstance(part, TableCell):
-            return self._cell(path, part, max_bytes, embedded)
+            return self._cell(path, part, max_bytes, max_file_bytes, embedded)
         if part is not None:
             return Fetched(None, None, 0)
         if is_remote(path):
@@ -99,10 +101,6 @@ class Fetcher:
                 for start in range(0, ranges.size, CHUNK_BYTES):
                     digest.update(ranges.read_at(start, CHUNK_BYTES))
         return digest.hexdigest()
-
-    def read_caption(self, caption_uri: str) -> str:
-        """Read a caption file; see `captions.read_caption`."""
-        return read_caption(caption_uri)
 
     def close(self) -> None:
         """Close all open files."""
@@ -141,17 +139,17 @@ class Fetcher:
         self._tar = (path, open_ranges(path, embedded))
         return self._tar[1]
 
-    def _cell(self, path: str, cell: TableCell, max_bytes: int, embedded: EmbeddedFile | None) -> Fetched:
+    def _cell(
+        self, path: str, cell: TableCell, max_bytes: int, max_file_bytes: int | None, embedded: EmbeddedFile | None
+    ) -> Fetched:
         value = self._cells.cell(path, cell, embedded)
-        reference = None
-        if value.is_valid and hasattr(value, "keys"):  # a struct of `bytes` and, if they are elsewhere, `path`
-            keys = list(value.keys())
-            reference = value["path"].as_py() if "path" in keys else None
-            value = value["bytes"]
-        if not value.is_valid:
-            return self._fetch_referenced(path, reference, max_bytes, embedded) if reference else Fetched(None, None, 0)
-        buffer = value.as_buffer()
-        _check_size(buffer.size, max_bytes, f"{readable(path)}: row {cell.row} of {cell.column!r}")
+        buffer, where = cell_buffer(value), f"{readable(path)}: row {cell.row} of {cell.column!r}"
+        if buffer is None:
+            reference = cell_reference(value, where)
+            if not reference:
+                return Fetched(None, None, 0)
+            return self._fetch_referenced(path, reference, max_bytes, max_file_bytes, embedded)
+        _check_size(buffer.size, max_bytes, where)
         return Fetched(buffer.to_pybytes(), None, buffer.size)
 
     def _web_client(self) -> "WebClient":
@@ -165,16 +163,19 @@ class Fetcher:
         fetched = self._downloads.take(address) if self._downloads is not None else None
         return fetched or self._web_client().download(address, _size_limits(max_bytes, max_file_bytes))
 
-    def _fetch_referenced(self, table: str, reference: str, max_bytes: int, embedded: EmbeddedFile | None) -> Fetched:
+    def _fetch_referenced(
+        self, table: str, reference: str, max_bytes: int, max_file_bytes: int | None, embedded: EmbeddedFile | None
+    ) -> Fetched:
         """Fetch the file that a struct's `path` names; a relative one is next to the table's file."""
         if is_web(reference):
-            return self._download(reference, max_bytes, None)
+            return self._download(reference, max_bytes, max_file_bytes)
         reference = file_url_path(reference) if reference.startswith("file://") else reference
         is_absolute = reference.startswith("/") or is_remote(reference)
         folder = "" if is_absolute else table.rpartition("/")[0]
         path = reference if is_absolute else f"{folder}/{reference}"
         if is_remote(path):
-            return _remote_file(path, max_bytes)
+            return _remote_file(path, max_bytes, max_file_bytes)
+        path = find_unicode_twin(path) or path
         return _local_file(path, embedded=None if embedded is None else embedded.for_neighbour(path, folder))
 
 
@@ -233,6 +234,8 @@ def _remote_file(uri: str, max_bytes: int, max_file_bytes: int | None = None) ->
         _check_size(ranges.size, max_file_bytes, readable(uri), "decode.max_video_bytes")
         if ranges.size <= max_bytes:
             return Fetched(ranges.read_at(0, ranges.size), None, ranges.size)
+        if max_file_bytes is not None and sniff(ranges.read_at(0, HEAD_BYTES)) == "image":
+            _check_size(ranges.size, max_bytes, readable(uri))  # it would be refused once all of it has come
         starts = range(0, ranges.size, CHUNK_BYTES)
         pieces = (ranges.read_at(start, min(CHUNK_BYTES, ranges.size - start)) for start in starts)
         return write_temporary(pieces, f"{uri}: download")

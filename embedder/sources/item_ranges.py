@@ -7,7 +7,7 @@ from typing import Any
 
 from embedder.media.sniff import HEAD_BYTES, extra_kind, sniff
 from embedder.sources.byte_ranges import EmbeddedFile, open_ranges
-from embedder.sources.fetch import Fetcher, FetchError
+from embedder.sources.fetch import Fetched, Fetcher, FetchError
 from embedder.sources.tar_scan import BLOCK_BYTES, check_member
 from embedder.sources.uris import TableCell, TableRow, TarMember, split_uri
 from embedder.storage.file_adapter import ByteRanges
@@ -94,7 +94,7 @@ def check_kind(head: bytes, uri: str, embedded: EmbeddedFile | None) -> None:
 
 
 def open_item(uri: str, *, max_bytes: int, embedded: EmbeddedFile | None = None) -> ByteRanges:
-    """Open the bytes of an item; only the ranges asked for are read, except from the web. Raises a FetchError.
+    """Open the bytes of an item; only the ranges asked for are read, where a web server gives them. Raises FetchError.
 
     `max_bytes` limits what is held in memory, such as a table's cell; `embedded` None allows any file.
     """
@@ -109,8 +109,8 @@ def open_item(uri: str, *, max_bytes: int, embedded: EmbeddedFile | None = None)
 
 def _open(uri: str, max_bytes: int, embedded: EmbeddedFile | None) -> ByteRanges:
     path, part = split_uri(uri)
-    if part is None and not is_web(path):
-        return open_ranges(path, embedded)
+    if part is None:
+        return _open_web(path, max_bytes) if is_web(path) else open_ranges(path, embedded)
     if isinstance(part, TarMember):
         return _open_member(path, part, embedded)
     if isinstance(part, TableRow):
@@ -119,9 +119,29 @@ def _open(uri: str, max_bytes: int, embedded: EmbeddedFile | None) -> ByteRanges
         Fetcher() as fetcher,
         fetcher.fetch(uri, max_bytes=max_bytes, max_file_bytes=MAX_DOWNLOAD_BYTES, embedded=embedded) as fetched,
     ):
-        if fetched.path is not None:  # a struct's `path`, or a download; it stays open when deleted
-            return open_ranges(str(fetched.path))
-        return _read(fetched.data)
+        return _keep_open(fetched)
+
+
+def _open_web(address: str, max_bytes: int) -> ByteRanges:
+    from embedder.sources.web.body import SizeLimits
+    from embedder.sources.web.client import WebClient, WebRanges, reader_settings
+
+    client = WebClient(reader_settings())
+    try:
+        found = client.open(address, SizeLimits(max_bytes, MAX_DOWNLOAD_BYTES))
+    except BaseException:
+        client.close()
+        raise
+    if isinstance(found, WebRanges):  # which closes the client
+        return found
+    client.close()
+    with found:
+        return _keep_open(found)
+
+
+def _keep_open(fetched: Fetched) -> ByteRanges:
+    """Open what was fetched: a struct's `path`, or a download, which stays open when deleted."""
+    return open_ranges(str(fetched.path)) if fetched.path is not None else _read(fetched.data)
 
 
 def _read(content: bytes | None) -> BytesRanges:

@@ -90,7 +90,7 @@ def open_source(
     source: SourceConfig, own: Collection[str], left_out: LeftOut, captions: CaptionRules = ANY_CAPTION
 ) -> Listing:
     """Detect the kind of a source and start to list it; a SourceError if it can't be listed as configured."""
-    _check_carryover(source)
+    _check_names(source.path, key_of(source.columns, "carryover"), source.carryover)
     path = normalise_source(source.path)
     uncounted = Selection(source, path, own, LeftOut())
     kind = source.kind if source.kind != "auto" else detect_kind(path, uncounted)
@@ -115,10 +115,6 @@ def open_source(
     if kind == "files":
         _check_names(source.path, "captions.columns", captions.columns)
     return entry.list_source(source, path, Selection(source, path, own, left_out, captions))
-
-
-def _check_carryover(source: SourceConfig) -> None:
-    _check_names(source.path, key_of(source.columns, "carryover"), source.carryover)
 
 
 def _check_names(path: str, key: str, names: Sequence[str]) -> None:

@@ -40,8 +40,8 @@ def walk_folder(root: str, skips: SkipsFolder) -> Iterator[Entry]:
     prefixes = [""]
     while prefixes:
         prefix = prefixes.pop()
-        files, odd, folders = _scan(root, prefix)
-        for name in sorted(files + odd, key=_stem_first):
+        names, folders = _scan(root, prefix)
+        for name in sorted(names, key=_stem_first):
             entry = look_at(root, prefix + name, real_root)
             if entry is not None:
                 yield entry
@@ -64,26 +64,23 @@ def _stem_first(name: str) -> str:
     return f"{stem}\0{name[len(stem) :]}"  # no name holds a NUL, so all suffixes of one stem stay together
 
 
-def _scan(root: str, prefix: str) -> tuple[list[str], list[str], list[str]]:
-    files: list[str] = []
-    odd: list[str] = []
+def _scan(root: str, prefix: str) -> tuple[list[str], list[str]]:
+    """Return the names in a folder that are no folders, and those of its folders."""
+    names: list[str] = []
     folders: list[str] = []
     try:
         with os.scandir(os.path.join(root, prefix)) as entries:  # noqa: PTH118
             for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
-                else:
-                    (files if entry.is_file(follow_symlinks=False) else odd).append(entry.name)
+                (folders if entry.is_dir(follow_symlinks=False) else names).append(entry.name)
     except OSError as error:
         # A folder deleted a moment ago is empty; a missing root is an unmounted disk.
         if isinstance(error, FileNotFoundError | NotADirectoryError) and prefix and os.path.isdir(root):  # noqa: PTH112
-            return [], [], []
+            return [], []
         where = os.path.join(root, prefix).encode("utf-8", "backslashreplace").decode()  # noqa: PTH118
         raise SourceError(
             f"{where}: {error.strerror}; a listing must be complete: give read access, or leave it out with `exclude`"
         ) from None
-    return files, odd, folders
+    return names, folders
 
 
 def look_at(root: str, name: str, real_root: str) -> Entry | None:

@@ -29,13 +29,13 @@ MAX_FOLDERS = 8  # of a page, to list each separately: more than a hundred names
 
 def open_object(uri: str) -> ObjectRanges:
     """Open an object for reading by ranges; a FetchError if it is missing or forbidden."""
-    store, key = _locate(uri)
+    store, _, key = _locate(uri)
     return ObjectRanges(store, key, partial(_named_errors, uri), ahead_bytes=AHEAD_BYTES)
 
 
 def find_object(uri: str) -> Entry | None:
     """Look up an object of exactly this name; its entry's name is the last part of the key."""
-    store, key = _locate(uri)
+    store, _, key = _locate(uri)
     if not key:
         return None
     try:
@@ -50,7 +50,7 @@ def find_object(uri: str) -> Entry | None:
 
 def stream_names(uri: str) -> Iterator[str]:
     """Yield the names below a folder, relative to it, as the store sends them: one page per request."""
-    store, root, key = _locate_root(uri)
+    store, root, key = _locate(uri)
     with _named_errors(uri):
         for page in list_tables(store, root, key, PAGE_NAMES):
             yield from (_relative(path, key) for path in page["path"].to_pylist())
@@ -63,7 +63,7 @@ def walk_objects(uri: str) -> Iterator[Entry]:
     names are in memory; more are on disk, at about 100 bytes per object. Raises a FetchError if a bucket can't be
     listed.
     """
-    store, root, key = _locate_root(uri)
+    store, root, key = _locate(uri)
     marks = _Marks(key)
     with _named_errors(uri):
         pages = (marks.note(_with_names(page)) for page in read_ahead(_folders_to_list(store, root, key)))
@@ -200,12 +200,7 @@ def _relative(path: str, key: str) -> str:
     return path[len(key) + 1 :] if key else path
 
 
-def _locate(uri: str) -> tuple[Any, str]:
-    store, _, key = _locate_root(uri)
-    return store, key
-
-
-def _locate_root(uri: str) -> tuple[Any, str, str]:
+def _locate(uri: str) -> tuple[Any, str, str]:
     with _named_errors(uri):
         root, key = split_place(uri)
         return bucket_store(root), root, key

@@ -104,12 +104,15 @@ def cell_buffer(value: Any) -> pa.Buffer | None:
     return value.as_buffer() if value.is_valid else None
 
 
-def cell_reference(value: Any) -> str | None:
-    """Return the file name that a cell's struct has instead of bytes; None if there is none."""
+def cell_reference(value: Any, where: str) -> str | None:
+    """Return the file name that a cell's struct has instead of bytes, or None; a FetchError if that is no text."""
     if not value.is_valid or not hasattr(value, "keys") or "path" not in value:
         return None
     reference = value["path"].as_py()
-    return reference if isinstance(reference, str) else None
+    if not isinstance(reference, str | None):
+        kind = value["path"].type
+        raise FetchError("UnsupportedUri", f"{where} has no bytes, and its path is {kind}; write paths as strings")
+    return reference
 
 
 def _column_bytes(row_group: Any, column: str) -> int:

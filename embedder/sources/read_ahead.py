@@ -1,12 +1,13 @@
 """Reads several sequences at once in threads; values come in the order of the sequences."""
 
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
-from typing import Generic, TypeVar
+from queue import Empty, Queue
+from threading import Event
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 Begin = Callable[[], Generator[T]]
@@ -14,6 +15,7 @@ Begin = Callable[[], Generator[T]]
 
 NUM_AHEAD = 8  # sequences read at once: files of a table, folders of a bucket
 NUM_WAITING = 4  # values of each that may wait to be taken
+_END = object()
 
 
 def read_ahead(sequences: Iterable[Begin[T]]) -> Iterator[T]:
@@ -28,70 +30,47 @@ def read_ahead(sequences: Iterable[Begin[T]]) -> Iterator[T]:
         for begin in first:
             yield from begin()
         return
-    readers: deque[_Reader[T]] = deque()
+    is_stopped = Event()
+    readers: deque[tuple[Queue[Any], Future[None]]] = deque()
     with ThreadPoolExecutor(NUM_AHEAD, "read-ahead") as threads:
 
         def start(begin: Begin[T]) -> None:
-            readers.append(_Reader(begin))
-            threads.submit(readers[-1].run)
+            waiting: Queue[Any] = Queue(NUM_WAITING)
+            readers.append((waiting, threads.submit(_read, begin, waiting, is_stopped)))
 
         try:
             for begin in (*first, *islice(sequences, NUM_AHEAD - len(first))):
                 start(begin)
             while readers:
-                yield from readers[0].values()
+                waiting, reading = readers[0]
+                while (value := waiting.get()) is not _END:
+                    yield value
+                reading.result()  # raises its error
                 readers.popleft()
                 for begin in islice(sequences, 1):
                     start(begin)
         finally:
-            for reader in readers:
-                reader.stop()
+            is_stopped.set()
+            for waiting, _ in readers:
+                _make_room(waiting)
 
 
-class _Reader(Generic[T]):
-    """A sequence that one thread reads and another consumes."""
+def _read(begin: Begin[T], waiting: "Queue[Any]", is_stopped: Event) -> None:
+    """Read a sequence to its end, which is marked, or until it is stopped."""
+    try:
+        with closing(begin()) as values:
+            for value in values:
+                waiting.put(value)
+                if is_stopped.is_set():
+                    return
+    finally:
+        waiting.put(_END)
 
-    def __init__(self, begin: Begin[T]) -> None:
-        self._begin, self._waiting = begin, deque[T]()
-        self._change = threading.Condition()
-        self._is_stopped = self._has_ended = False
-        self._error: BaseException | None = None
 
-    def run(self) -> None:
-        """Read to the end, or until `stop`."""
-        try:
-            with closing(self._begin()) as values:
-                for value in values:
-                    if not self._put(value):
-                        break
-        except BaseException as error:  # noqa: BLE001 (raised again by the thread that takes)
-            self._error = error
-        with self._change:
-            self._has_ended = True
-            self._change.notify_all()
-
-    def _put(self, value: T) -> bool:
-        with self._change:
-            self._change.wait_for(lambda: self._is_stopped or len(self._waiting) < NUM_WAITING)
-            self._waiting.append(value)
-            self._change.notify_all()
-            return not self._is_stopped
-
-    def values(self) -> Iterator[T]:
-        """Yield the values in order; raises the reading thread's error, if any."""
+def _make_room(waiting: "Queue[Any]") -> None:
+    """Drop what waits, so that a reader that waits for room sees that it is stopped."""
+    try:
         while True:
-            with self._change:
-                self._change.wait_for(lambda: self._has_ended or len(self._waiting) > 0)
-                if not self._waiting:
-                    break
-                value = self._waiting.popleft()
-                self._change.notify_all()
-            yield value
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        """Tell the thread to end before its sequence does."""
-        with self._change:
-            self._is_stopped = True
-            self._change.notify_all()
+            waiting.get_nowait()
+    except Empty:
+        pass

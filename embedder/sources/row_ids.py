@@ -54,9 +54,10 @@ class ContentIds:
         if isinstance(cell, TableCell):
             with listing_errors():
                 value = self._cells.cell(path, cell)
-            buffer, reference = cell_buffer(value), cell_reference(value)
+            buffer = cell_buffer(value)
             if buffer is not None:
                 return blake2b(buffer, digest_size=DIGEST_BYTES).hexdigest()
+            reference = cell_reference(value, row.uri)
             if reference is not None and is_web(reference):
                 raise FetchError(
                     "NotHashed",

@@ -278,7 +278,7 @@ class Selection:
         return verdict is not None
 
     def _folder_verdict(self, folder: str) -> Verdict | None:
-        if self._is_own(folder) or (not is_remote(self._root) and _is_store(f"{self._root}/{folder}")):
+        if self._is_own(folder) or (not is_remote(self._root) and is_store(f"{self._root}/{folder}")):
             return "own"
         if self.excludes(folder) or self.excludes(f"{folder}/"):  # `private/` means what is below it
             return "excluded"
@@ -351,6 +351,7 @@ def _relative_to(root: str, places: Iterable[str]) -> Iterable[str]:
         yield from sorted(found)
 
 
-def _is_store(folder: str) -> bool:
+def is_store(folder: str) -> bool:
+    """Whether a local folder is a store of embeddings."""
     record, runs = MARKS
     return os.path.isfile(f"{folder}/{record}") and os.path.isdir(f"{folder}/{runs}")  # noqa: PTH112, PTH113

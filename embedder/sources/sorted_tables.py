@@ -16,19 +16,16 @@ PIECE_ROWS = 4096  # of each run held in memory while the runs are merged
 class SortedTables:
     """Rows sorted by string columns; with more than one run, all but a piece of each is on disk."""
 
-    def __init__(self, tables: Iterable[pa.Table], by: Sequence[str], *, run_bytes: int | None = None) -> None:
-        """Read all rows of tables of one schema.
-
-        The columns `by` must have no nulls. `run_bytes` None means `RUN_BYTES`.
-        """
+    def __init__(self, tables: Iterable[pa.Table], by: Sequence[str]) -> None:
+        """Read all rows of tables of one schema; the columns `by` must have no nulls."""
         self._by, self._file = by, SpillFile("lz4")
         self._runs: list[list[tuple[int, int]]] = []
         self._kept: pa.Table | None = None
-        limit, waiting, size_bytes = RUN_BYTES if run_bytes is None else run_bytes, list[pa.Table](), 0
+        waiting, size_bytes = list[pa.Table](), 0
         for table in tables:
             waiting.append(table)
             size_bytes += table.nbytes
-            if size_bytes >= limit:
+            if size_bytes >= RUN_BYTES:
                 self._spill(waiting)
                 waiting, size_bytes = [], 0
         if waiting and self._runs:

@@ -1,6 +1,6 @@
 """Registry of source kinds, and detection of the kind if the configuration doesn't name it.
 
-A new kind needs a name in `config.SourceKind`, a module that lists it, and its entry in `KINDS`.
+A new kind needs a name in `SourceKind`, a module that lists it, and its entry in `KINDS`.
 """
 
 import os

@@ -1,7 +1,8 @@
 """Files of a table: one, a folder, a pattern, or those named by a Delta log."""
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
@@ -12,7 +13,6 @@ from embedder.errors import SourceError
 from embedder.sources.file_names import is_hidden, is_shard_statistics
 from embedder.sources.listing_schema import time_text
 from embedder.sources.local_listing import Entry
-from embedder.sources.partitions import partition_schema, partition_values
 from embedder.sources.selection import Selection, find_selected, take_all
 from embedder.sources.table_formats import FORMATS, Chunk
 from embedder.sources.uris import file_url_path, is_uri
@@ -20,6 +20,10 @@ from embedder.storage.object_stores import explain, is_remote, storage_options
 from embedder.storage.printable import is_text, readable
 
 _DELTA_LOG = "_delta_log"
+_SEGMENT = re.compile(r"([^=]+)=(.*)", re.DOTALL)
+_INTEGER = re.compile(r"-?[0-9]{1,18}\Z")
+_NULLS = ("__HIVE_DEFAULT_PARTITION__", "")
+"""What Hive and Spark write for null in the name of a folder, and what an empty value means to them."""
 MAX_COMPARED_ROWS = 100_000
 _CARDS = frozenset({"readme.md", "license", "license.md", "license.txt", "dataset_infos.json", "croissant.json"})
 
@@ -133,15 +137,37 @@ def _with_partitions(table: Table) -> Table:
 
     A column that the files have is read from them.
     """
-    values = [partition_values(file.uri) for file in table.files]
+    values = [_partition_values(file.uri) for file in table.files]
     if not any(values):
         return table
-    partitions = partition_schema(values, table.read_schema(frozenset()).names)
+    partitions = _partition_schema(values, table.read_schema(frozenset()).names)
     files = (
         replace(file, constants={name: value.get(name) for name in partitions.names})
         for file, value in zip(table.files, values, strict=True)
     )
     return replace(table, files=tuple(files), partitions=partitions)
+
+
+def _partition_values(name: str) -> dict[str, str | None]:
+    """Return the values that the folders of a path say, percent-escapes decoded; null for Hive's word for it."""
+    found = (_SEGMENT.fullmatch(segment) for segment in name.split("/")[:-1])
+    return {unquote(match[1]): None if match[2] in _NULLS else unquote(match[2]) for match in found if match}
+
+
+def _partition_schema(files: Iterable[dict[str, str | None]], stored: Sequence[str]) -> pa.Schema:
+    """Return the partition columns but those that the files have themselves, `stored`.
+
+    They are int64 where all values are whole numbers (`month=01` is 1, as for pyarrow and Polars), else strings.
+    """
+    values: dict[str, list[str]] = {}
+    for file in files:
+        for name, value in file.items():
+            values.setdefault(name, []).extend([] if value is None else [value])
+    return pa.schema(
+        pa.field(name, pa.int64() if texts and all(map(_INTEGER.match, texts)) else pa.string())
+        for name, texts in values.items()
+        if name not in stored
+    )
 
 
 def is_card(name: str) -> bool:

@@ -32,7 +32,7 @@ from embedder.sources.type_inference import (
     value_at,
 )
 from embedder.storage.file_adapter import RangeFile
-from embedder.storage.printable import readable
+from embedder.storage.printable import is_text, readable
 from shards.file_schema import parse_json
 
 LOG = logging.getLogger(__name__)
@@ -152,7 +152,8 @@ class TextFormat:
         with readable_table(uri, "text table"):
             header, rows, separator = self.open_rows(uri)
             sample = [row for _, row in islice(rows, SAMPLE_ROWS)]
-        names = dict.fromkeys([*header, *(name for row in sample for name in names_in(row))])
+        inside = (name for row in sample for name in names_in(row) if is_text(name))  # Arrow has no other names
+        names = dict.fromkeys([*header, *inside])
         fields = (
             pa.field(name, pa.string() if name in text_columns else self.infer([value_at(row, name) for row in sample]))
             for name in names

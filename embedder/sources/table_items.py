@@ -191,7 +191,7 @@ def _modified_beside(file: TableFile, reference: str) -> str:
     path = _resolve(reference, file.uri.rpartition("/")[0])
     if path is None or is_remote(path) or is_web(path):
         return file.modified
-    return f"{file.modified}|{_local_state(path)[1]}"
+    return f"{file.modified}|{_local_state(find_unicode_twin(path) or path)[1]}"
 
 
 def _with_id(row: Row, item_id: str | None, place: str, column: str) -> Row:
@@ -261,7 +261,7 @@ def _resolve(reference: str, folder: str) -> str | None:
 def _local_state(path: str) -> tuple[int | None, str]:
     try:
         status = os.stat(path)  # noqa: PTH116
-    except OSError:
+    except (OSError, ValueError):  # the latter for a NUL in the path
         return None, _MISSING
     return status.st_size, file_version(status)
 

@@ -55,7 +55,10 @@ def json_value(value: Any, kind: pa.DataType) -> Any:
         raise ValueError(f"{value!r:.40} is no {kind}, which the first rows hold")
     if kind == pa.int64() and not -(2**63) <= value < 2**63:
         raise ValueError(f"{value!r:.40} is beyond int64")
-    return float(value) if kind == pa.float64() else value
+    try:
+        return float(value) if kind == pa.float64() else value
+    except OverflowError:
+        raise ValueError(f"{value!r:.40} is beyond double") from None
 
 
 def text_value(text: str | None, kind: pa.DataType) -> Any:

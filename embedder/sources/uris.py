@@ -15,9 +15,9 @@ from embedder.storage.object_stores import ObjectStoreError, is_remote, split_pl
 from embedder.storage.web_address import is_web
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-MEMBER = r"#member=([^#&]*)&offset=(\d+)&size=(\d+)"
-CELL = r"#column=([^#&]*)&row_group=(\d+)&row=(\d+)"
-ROW = r"#row=(\d+)"
+MEMBER = r"#member=([^#&]*)&offset=(\d{1,18})&size=(\d{1,18})"
+CELL = r"#column=([^#&]*)&row_group=(\d{1,18})&row=(\d{1,18})"
+ROW = r"#row=(\d{1,18})"
 """Fragments at the end of a uri: a member of a tar, a cell of a table, and a row of a table."""
 _MEMBER, _CELL, _ROW = (re.compile(rf"{fragment}\Z") for fragment in (MEMBER, CELL, ROW))
 

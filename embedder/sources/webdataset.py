@@ -57,15 +57,16 @@ class TarSample:
     """Members of one key, gathered while the headers are read.
 
     `media` has candidates for the item, by rank. `text` is the `.txt` caption, `json_caption` the one in `.json`.
-    `metadata` has the wanted values of `.json`. `json_problem` is kept separately, since it matters only if something
-    of the `.json` is wanted.
+    `metadata` has the wanted values of `.json`. `json_problems` are kept separately, since they matter only if
+    something of the `.json` is wanted.
     """
 
     media: list[tuple[int, Member]] = field(default_factory=list)
     text: str | None = None
     json_caption: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    json_problem: MemberProblem | None = None
+    has_json: bool = False
+    json_problems: list[MemberProblem] = field(default_factory=list)
 
     @property
     def caption(self) -> str | None:
@@ -113,12 +114,17 @@ class Samples:
             self.problems.append(MemberProblem(member, error.error_type, error.message))
 
     def _take_json(self, member: Member, sample: TarSample, ranges: ByteRanges) -> None:
+        if sample.has_json:
+            error = "a second .json under one key; only the first is read"
+            sample.json_problems.append(MemberProblem(member, "ExtraMember", error))
+            return
+        sample.has_json = True
         try:
             tree = json_object(_read_small(member, ranges), member.name)
             sample.metadata = {name: tree[name] for name in self.wanted if name in tree}
             sample.json_caption = caption_in(tree, member.name)
         except FetchError as error:
-            sample.json_problem = MemberProblem(member, error.error_type, error.message)
+            sample.json_problems.append(MemberProblem(member, error.error_type, error.message))
 
 
 @dataclass(frozen=True)
@@ -228,8 +234,8 @@ def _leftover_rows(tar: Tar, sample: TarSample, wanted: tuple[str, ...]) -> Iter
     for extra in media[1:]:
         error = f"a second image or video under one key; the item is {media[0].name!r}"
         yield tar.member_reject(MemberProblem(extra, "ExtraMember", error))
-    if sample.json_problem and (wanted or not sample.text):
-        yield tar.member_reject(sample.json_problem)
+    if wanted or not sample.text:
+        yield from map(tar.member_reject, sample.json_problems)
 
 
 def split_key(name: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
 
-from embedder.store.journal.step_metrics import Measurement
+from embedder.batch_schema import Measurement
 
 NUM_TRIALS = 3  # of each number, besides as many as are still in flight with the number before
 MIN_GAIN = 0.03  # less is noise

@@ -24,7 +24,7 @@ class ContentReader:
     def __init__(self, spec: DecodeSpec, sandbox: SandboxedDecoder) -> None:
         self.spec = spec
         self.fetcher = Fetcher(spec.web)
-        self.captions = CaptionReader(spec, self.fetcher, sandbox)
+        self.captions = CaptionReader(spec, sandbox)
 
     def close(self) -> None:
         """Close all open files."""

@@ -22,6 +22,7 @@ from embedder.batch_schema import (
     REASON,
     TENSOR,
     UNREADABLE_KIND,
+    Measurement,
     model_column,
 )
 from embedder.installation import MISSING_EXTRA
@@ -48,7 +49,7 @@ from embedder.steps.item_decoder import (
 )
 from embedder.steps.table_cuts import repeatable_tables
 from embedder.store.journal.runs import Run
-from embedder.store.journal.step_metrics import Measurement, measure, trace_column
+from embedder.store.journal.step_metrics import measure, trace_column
 from embedder.store.tables.arrow_tensors import pack, unpack
 from shards.length_groups import count_computed
 

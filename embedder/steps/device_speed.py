@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -18,16 +19,17 @@ LOG = logging.getLogger(__name__)
 
 
 FREE_SHARE = 0.8  # of its memory; with less, something else may compute there
+WAIT_S = 20.0  # for other processes, each of which measures for half a second
 
 
 def kept_speed(device: str, dtype: str) -> DeviceSpeed | None:
-    """Return the speed of a GPU, by a trial of half a second if it was never measured; None if others are on it."""
+    """Return the speed of a GPU, by a trial of half a second if it was never measured; None if others keep it busy."""
     name = torch.cuda.get_device_name(device)
     key = {"format": 1, "node": platform.node(), "device": name, "torch": torch.__version__, "dtype": dtype}
     try:
-        with _one_at_a_time():
+        with _one_at_a_time() as is_alone:
             found, (free_bytes, total_bytes) = read_kept(DeviceSpeed, key), torch.cuda.mem_get_info(device)
-            if found is None and free_bytes >= FREE_SHARE * total_bytes:
+            if found is None and is_alone and free_bytes >= FREE_SHARE * total_bytes:
                 keep(found := measure_speed(device, dtype), key)
             return found
     except RuntimeError as error:  # it lacks memory
@@ -39,16 +41,29 @@ def kept_speed(device: str, dtype: str) -> DeviceSpeed | None:
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Block in which no other stage of this machine measures: several may share a GPU."""
+def _one_at_a_time() -> Iterator[bool]:
+    """Block in which no other stage of this machine measures, as several may share a GPU; False after WAIT_S of it."""
     folder = cache_folder("trials")
-    handle = None
+    handle, is_alone = None, True
     with suppress(OSError):  # without a cache folder, or where it can't be locked, they may measure too little
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        is_alone = _lock(handle)
     try:
-        yield
+        yield is_alone
     finally:
         if handle is not None:
             os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Lock a folder; return False if another process, perhaps one that was stopped, keeps it for WAIT_S."""
+    stop_s = time.monotonic() + WAIT_S
+    while time.monotonic() < stop_s:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)
+        else:
+            return True
+    return False

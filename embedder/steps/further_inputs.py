@@ -16,6 +16,7 @@ from embedder.batch_schema import BESIDE_IMAGES, IMAGE_GRID, NEEDED, REASON, TEN
 from embedder.media.patches import pixel_columns
 from embedder.media.resize import ResizeSpec
 from embedder.steps.caption_encoder import CaptionEncoder, note_cut
+from embedder.store.tables.arrow_lookup import replace_column
 
 MAIN_INPUTS = {"pixels": "image_embedding", "token_ids": "text_embedding"}
 """Inputs of the main model, and the output that its last stage makes of each."""
@@ -141,9 +142,7 @@ def for_main(rows: pa.Table) -> pa.Table:
         return rows
     for name in (*MAIN_INPUTS, *BESIDE_IMAGES):
         if name in rows.schema.names:
-            index = rows.schema.get_field_index(name)
-            column = pc.if_else(mask, rows[name], pa.scalar(None, rows[name].type))
-            rows = rows.set_column(index, rows.schema.field(index), column)
+            rows = replace_column(rows, name, pc.if_else(mask, rows[name], pa.scalar(None, rows[name].type)))
     return rows
 
 

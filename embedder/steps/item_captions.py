@@ -10,8 +10,7 @@ from embedder.media.caption_text import clean_keywords
 from embedder.media.media_errors import DecodeError
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.sources.byte_ranges import open_ranges
-from embedder.sources.captions import GIVEN, IN_MEDIA, read_takeout
-from embedder.sources.fetch import Fetcher
+from embedder.sources.captions import GIVEN, IN_MEDIA, read_caption, read_takeout
 from embedder.sources.item_ranges import BytesRanges
 from embedder.sources.source_errors import FetchError
 from embedder.steps.item_decoder import DecodeSpec, ItemProblem
@@ -38,9 +37,9 @@ def read_problem(error: FetchError) -> ItemProblem:
 class CaptionReader:
     """Reads the captions of items; what is in images, clips and XMP is read by the sandbox."""
 
-    def __init__(self, spec: DecodeSpec, fetcher: Fetcher, sandbox: SandboxedDecoder) -> None:
+    def __init__(self, spec: DecodeSpec, sandbox: SandboxedDecoder) -> None:
         self._places, self._languages = spec.caption_places, spec.caption_languages
-        self._fetcher, self._sandbox = fetcher, sandbox
+        self._sandbox = sandbox
 
     def read(self, item: Mapping[str, Any], media: bytes | Path | None, kind: str | None = "image") -> FoundCaption:
         """Read an item's caption; one that a table, a tar or a join gives comes before all places.
@@ -55,7 +54,7 @@ class CaptionReader:
         for place in self._places:
             try:
                 if place == "sidecar" and item["caption_uri"] is not None:
-                    caption = caption or self._fetcher.read_caption(item["caption_uri"])
+                    caption = caption or read_caption(item["caption_uri"])
                 elif place == "imagefolder":
                     caption = caption or described_by.get(place)
                 elif place in described_by:
@@ -78,7 +77,7 @@ class CaptionReader:
     def read_alone(self, uri: str) -> tuple[str | None, ItemProblem | None]:
         """Read a caption file that is an item itself."""
         try:
-            return self._fetcher.read_caption(uri), None
+            return read_caption(uri), None
         except FetchError as error:
             return None, read_problem(error)
 

@@ -8,9 +8,11 @@ import torch
 from embedder.errors import RunFailedError
 
 # Torch has a specific type only for its own allocator of devices. Its CPU allocator, pinned memory, kernels that are
-# loaded, cuBLAS, cuDNN, Triton and oneDNN raise RuntimeErrors; oneDNN's doesn't say that memory was the cause.
+# loaded (compiled ones by the driver), cuBLAS, cuDNN, Triton and oneDNN raise RuntimeErrors; oneDNN's doesn't say that
+# memory was the cause.
 MESSAGES = (
     "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
     "[CUDA]: out of memory",
     "STATUS_ALLOC_FAILED",
     "can't allocate memory",

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from embedder.batch_schema import BESIDE_IMAGES, IMAGE_GRID, IMAGE_TEXT, TENSOR, VECTOR
+from embedder.batch_schema import BESIDE_IMAGES, IMAGE_GRID, IMAGE_TEXT, TENSOR, VECTOR, Measurement
 from embedder.compat.malloc import keep_freed_memory
 from embedder.compat.operator_stats import sent_s
 from embedder.errors import ConfigError
@@ -26,7 +26,7 @@ from embedder.steps.stage_contract import Stage
 from embedder.steps.stage_spec import StageSpec
 from embedder.steps.waits import Arrival, InputWaits
 from embedder.storage.model_download import resolve_model
-from embedder.store.journal.step_metrics import LOAD, Measurement, measure, trace_column
+from embedder.store.journal.step_metrics import LOAD, measure, trace_column
 from embedder.store.tables.arrow_tensors import pack_flat, pack_vectors, unpack
 from shards.activations import Arranged, Batch, TowerState
 from shards.compat import num_graphs

@@ -42,6 +42,9 @@ class InParts(Protocol):
     def num_parts(self) -> int:
         """Number of parts."""
 
+    def part(self, number: int, num_parts: int) -> pa.Table:
+        """Read a part's rows; `num_parts` is one, or `NUM_PARTS`."""
+
 
 class HashedRows:
     """Rows with an `item_id`, in one part or in `NUM_PARTS`."""
@@ -77,7 +80,7 @@ class HashedRows:
     def part(self, number: int, num_parts: int) -> pa.Table:
         """Read a part's rows in order; if there are several parts, with their numbers as column `NUMBER`.
 
-        `num_parts` comes from `common_parts` of all rows that are compared.
+        `num_parts` is one if all rows that are compared are in memory, else `NUM_PARTS`.
         """
         if num_parts == 1:
             return self._in_memory()
@@ -110,17 +113,16 @@ class HashedRows:
             number += run.num_rows
 
 
-def common_parts(*rows: InParts) -> int:
-    """Return the number of parts in which rows are compared: one if all are in memory."""
-    return max(each.num_parts for each in rows)
+def read_parts(*rows: InParts) -> Iterator[tuple[pa.Table, ...]]:
+    """Yield the parts of several collections together, in which rows of the same ids are: one if all are in memory."""
+    num_parts = max(each.num_parts for each in rows)
+    return (tuple(each.part(number, num_parts) for each in rows) for number in range(num_parts))
 
 
 class RowsInOrder:
-    """Rows chosen from all parts, restored to the order of the whole."""
+    """Rows chosen from all parts, restored to the order of the whole; above `MEMORY_BYTES` they are on disk."""
 
-    def __init__(self, *, memory_bytes: int | None = None) -> None:
-        """Start empty; rows beyond `memory_bytes` (default `MEMORY_BYTES`) go to disk and are memory-mapped."""
-        self._limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
+    def __init__(self) -> None:
         self._chosen: list[pa.Table] = []
         self._size_bytes = 0
         self._file: SpillFile | None = None
@@ -130,7 +132,7 @@ class RowsInOrder:
         if self._chosen and not chosen.num_rows:
             return
         self._size_bytes += chosen.nbytes
-        if self._size_bytes > self._limit and NUMBER in chosen.schema.names:
+        if self._size_bytes > MEMORY_BYTES and NUMBER in chosen.schema.names:
             if self._file is None:
                 self._file = SpillFile()
                 self._chosen = [_map_file(self._file, each) for each in self._chosen]

@@ -1,5 +1,6 @@
 """HTTP of all clients: kept connections, checked addresses on request, and no read beyond its deadline."""
 
+import errno
 import ipaddress
 import logging
 import math
@@ -13,7 +14,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from http.client import BadStatusLine, HTTPException
+from http import HTTPStatus
+from http.client import BadStatusLine, HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -21,7 +23,7 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from embedder.storage.web_address import WebAddress
+from embedder.storage.web_address import WebAddress, WebAddressError, parse_address
 
 Response = urllib3.BaseHTTPResponse
 """Answer whose head has been read; its body is raw, neither decompressed nor decoded."""
@@ -135,8 +137,27 @@ class _PacedTlsSocket(_PacedSocket, ssl.SSLSocket):
     """The same, with TLS."""
 
 
+class _CheckedAnswer(HTTPResponse):
+    """Answer as `http.client` reads it, except for two cases; without these hooks it would read them as it does."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        """Have every interim answer skipped, such as 103 Early Hints; `http.client` skips 100 alone."""
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        is_interim = 100 <= status < 200 and status != HTTPStatus.SWITCHING_PROTOCOLS
+        return version, HTTPStatus.CONTINUE if is_interim else status, reason
+
+    def _read_next_chunk_size(self) -> int:
+        """Refuse a negative size: -1 would read all that the server sends at once, however much was asked for."""
+        size: int = super()._read_next_chunk_size()  # type: ignore[misc]
+        if size < 0:
+            raise ValueError("a chunk of negative size")  # the caller makes it an IncompleteRead
+        return size
+
+
 class _Connection(HTTPConnection):
     """Connection to one server, or to a proxy before it."""
+
+    response_class = _CheckedAnswer
 
     def _new_conn(self) -> socket.socket:
         """Resolve the name once and connect to the result, so that a second answer can't lead elsewhere."""
@@ -269,14 +290,27 @@ class Connections:
         if proxy is None:
             manager = urllib3.PoolManager(**options)
         else:
-            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-            host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-            if parts.username:
-                pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            address, user, password = _parse_proxy(proxy, scheme)
+            if user:
+                pair = f"{unquote(user)}:{unquote(password or '')}"
                 options["proxy_headers"] = {"Proxy-Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
-            manager = urllib3.ProxyManager(f"http://{host}:{parts.port or PROXY_PORT}", **options)
+            manager = urllib3.ProxyManager(address.url, **options)
         manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
         return manager
+
+
+def _parse_proxy(proxy: str, scheme: str) -> tuple[WebAddress, str | None, str | None]:
+    """Parse the proxy for a scheme: its address, user and password. An OSError, which has neither, if that fails."""
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+        return parse_address(f"http://{host}:{parts.port or PROXY_PORT}"), parts.username, parts.password
+    except (ValueError, WebAddressError):
+        message = (
+            f"{scheme}_proxy of the environment has no valid host and port; write it as "
+            f"http://proxy.example:{PROXY_PORT}"
+        )
+        raise OSError(errno.EINVAL, message) from None
 
 
 def _cause(error: BaseException) -> OSError | HTTPException:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from embedder.storage.atomic_write import atomic_write
-from embedder.storage.object_ranges import PIECE_BYTES, ObjectRanges
+from embedder.storage.object_ranges import PIECE_BYTES, ObjectRanges, join_ranges
 from embedder.storage.object_stores import ObjectStoreError, is_remote, named_errors, open_place, without_credentials
 from embedder.storage.user_cache import cache_folder
 from shards.model_config import CONFIG_FILE, find_model_folder, load_model_config
@@ -23,7 +23,7 @@ from shards.model_settings import ModelSettings, apply_settings, split_address
 from shards.saving import staged_folder
 from shards.shard_specs import ShardSpec, whole_model
 from shards.tensor_shapes import shard_shapes
-from shards.weights import MAX_HEADER_BYTES, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, TensorEntry, read_header, read_index
+from shards.weights import MAX_HEADER_BYTES, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, read_header, read_index
 
 # Data only: no pickles, no code. Tokeniser files (.txt, .model) are for `embedder model import`.
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
@@ -320,7 +320,7 @@ def _download_tensors(store: Any, uri: str, item: Any, folder: Path, names: Coll
     if not missing:
         return
     with path.open("r+b") as file:
-        for start, stop in _joined_ranges([header[name] for name in missing]):
+        for start, stop in join_ranges(((header[name].start, header[name].stop) for name in missing), GAP_BYTES):
             file.seek(start)
             _copy_range(ranges, file, start, stop)
         file.flush()
@@ -338,17 +338,6 @@ def _download_header(ranges: ObjectRanges, path: Path) -> None:
         if stop <= MAX_HEADER_BYTES:  # `read_header` refuses a longer one
             _copy_range(ranges, file, len(head), stop)
         file.truncate(ranges.size)
-
-
-def _joined_ranges(entries: Iterable[TensorEntry]) -> list[tuple[int, int]]:
-    """Return byte ranges of tensors in file order; ranges closer than `GAP_BYTES` are merged."""
-    joined: list[tuple[int, int]] = []
-    for entry in sorted(entries, key=lambda entry: entry.start):
-        if joined and entry.start - joined[-1][1] <= GAP_BYTES:
-            joined[-1] = joined[-1][0], entry.stop
-        else:
-            joined.append((entry.start, entry.stop))
-    return joined
 
 
 def _open_ranges(store: Any, uri: str, item: Any) -> ObjectRanges:

@@ -1,6 +1,6 @@
 """One object of a bucket, read by ranges of one version."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -91,3 +91,14 @@ class ObjectRanges:
 def object_version(etag: str | None, moment: Any) -> str:
     """Return an object's version: its ETag, else the time of its last change."""
     return etag.strip('"') if etag else str(moment.isoformat())
+
+
+def join_ranges(ranges: Iterable[tuple[int, int]], gap_bytes: int = 0) -> list[tuple[int, int]]:
+    """Return ranges (start, stop) in order, those merged that overlap or have at most a gap between them."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start - joined[-1][1] <= gap_bytes:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return joined

@@ -15,6 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from embedder.storage.user_cache import home_folder
+
 OBJECT_STORES = ("s3://", "gs://", "az://")
 
 # Every request ends after a number of tries or a time. Uploads and downloads use pieces of at most 16 MB, which a line
@@ -195,7 +197,8 @@ def profile_settings() -> tuple[dict[str, str], Any]:
     Raises ObjectStoreError if the profile can't be used, or is named while boto3 is not installed.
     """
     is_named = bool(os.environ.get("AWS_PROFILE"))
-    files = tuple(Path(os.environ.get(name) or f"~/.aws/{file}").expanduser() for name, file in _PROFILE_FILES.items())
+    folder = home_folder() / ".aws"
+    files = tuple(Path(os.environ.get(name) or folder / file).expanduser() for name, file in _PROFILE_FILES.items())
     if not is_named and not any(file.is_file() for file in files):
         return {}, None
     if importlib.util.find_spec("boto3") is None:

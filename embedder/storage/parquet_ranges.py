@@ -1,12 +1,12 @@
 """Parquet files read by ranges."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embedder.storage.file_adapter import ByteRanges
-from embedder.storage.object_ranges import PIECE_BYTES
+from embedder.storage.object_ranges import PIECE_BYTES, join_ranges
 from embedder.storage.vector_pages import read_columns
 
 FOOTER_END_BYTES = 8
@@ -24,7 +24,7 @@ def read_parquet(ranges: ByteRanges, columns: Sequence[str] | None = None) -> pa
     _fill(memory, ranges, ranges.size - FOOTER_END_BYTES - length, ranges.size)
     source = pa.BufferReader(memory)
     file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
-    for start, stop in _join(_places(file.metadata, columns)):
+    for start, stop in join_ranges(_places(file.metadata, columns)):
         _fill(memory, ranges, start, stop)
     return read_columns(file, source, columns)
 
@@ -37,27 +37,15 @@ def _fill(memory: pa.Buffer, ranges: ByteRanges, start: int, stop: int) -> None:
         memoryview(memory).cast("B")[begin:end] = ranges.read_at(begin, end - begin)
 
 
-def _places(footer: pq.FileMetaData, columns: Sequence[str] | None) -> list[tuple[int, int]]:
-    """Return start and stop of the wanted columns in each row group; as in pyarrow, `a` includes `a.list.element`."""
+def _places(footer: pq.FileMetaData, columns: Sequence[str] | None) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of the wanted columns in each row group; as in pyarrow, `a` includes `a.list.element`."""
     paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
     wanted = [
         number
         for number, path in enumerate(paths)
         if columns is None or any(path == name or path.startswith(f"{name}.") for name in columns)
     ]
-    places = []
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for chunk in map(group.column, wanted):
             start = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
-            places.append((start, start + chunk.total_compressed_size))
-    return sorted(places)
-
-
-def _join(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for start, stop in places:
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-        else:
-            joined.append((start, stop))
-    return joined
+            yield start, start + chunk.total_compressed_size

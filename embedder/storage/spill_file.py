@@ -90,17 +90,16 @@ def _as_arrow(numbers: "np.ndarray[Any, np.dtype[np.int64]]") -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
-def in_memory_or_mapped(tables: Iterable[pa.Table], schema: pa.Schema, memory_bytes: int | None = None) -> pa.Table:
-    """Gather tables in order as one: in memory, or memory-mapped from a temporary file above `memory_bytes`.
+def in_memory_or_mapped(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Gather tables in order as one: in memory, or memory-mapped from a temporary file above `MEMORY_BYTES`.
 
-    None means `MEMORY_BYTES`. Raises RunFailedError if the disk is full.
+    Raises RunFailedError if the disk is full.
     """
-    limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
     tables, kept, size_bytes = iter(tables), [schema.empty_table()], 0
     for table in tables:
         kept.append(table)
         size_bytes += table.nbytes
-        if size_bytes > limit:
+        if size_bytes > MEMORY_BYTES:
             file = SpillFile()
             place = file.append(chain(kept, tables), schema)
             del kept, table

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from embedder.storage.parquet_encoding import find_unlike, parse_struct
 from index.vectors import Floats, Mask
 
-TYPES = {(4, None): np.dtype("<f4")}
-"""Values by the physical type of a column, and its length in bytes where that may differ: FLOAT."""
+FLOAT, VALUE_BYTES = 4, 4
+"""Physical type of the values, and the bytes of one."""
 DATA_PAGE, DATA_PAGE_V2, PLAIN, RLE, UNCOMPRESSED, OPTIONAL, REPEATED = 0, 3, 0, 3, 0, 1, 2
 STREAMS, ZSTD = 9, 6
 """Encoding BYTE_STREAM_SPLIT, first bytes of all values, then second ones, and the codec that it is compressed with."""
@@ -82,7 +82,6 @@ class _Chunk(NamedTuple):
 class _VectorLayout(NamedTuple):
     """Where the vectors of a column are, if it is in the layout."""
 
-    dtype: np.dtype[Any]
     encoding: int  # PLAIN and uncompressed, or STREAMS and compressed
     chunks: list[_Chunk]
 
@@ -199,7 +198,7 @@ def read_vector_pages(
         if found is None:
             return None
         pages += found
-    return _join(pages, layout.dtype, place)
+    return _join(pages, place)
 
 
 def _parse_footer(file: pa.NativeFile) -> dict[int, Any]:
@@ -228,19 +227,18 @@ def _find_layout(footer: dict[int, Any], column: str, file_bytes: int) -> _Vecto
         shape = [(element.get(3), element.get(5, 0)) for element in nested]  # repetition, number of children
         if shape != [(OPTIONAL, 1), (REPEATED, 1), (OPTIONAL, 0)]:
             return None
-        dtype = TYPES.get((nested[2].get(1), nested[2].get(2)))
         path = [element[4] for element in nested]
         found = [[chunk[3] for chunk in group[1] if chunk[3][3] == path] for group in groups]
         encodings = {_encoding_of(own[0]) if len(own) == 1 else None for own in found} or {PLAIN}
         encoding = encodings.pop()
-        if dtype is None or encoding is None or encodings:
+        if nested[2].get(1) != FLOAT or encoding is None or encodings:
             return None
         chunks = [_Chunk(own[9], own[7], group[3], own[5]) for group, (own,) in zip(groups, found, strict=True)]
         if sum(chunk.num_rows for chunk in chunks) != footer[3]:
             raise pa.ArrowInvalid(f"the row groups of the footer don't add up to its {footer[3]} rows")
         if any(chunk.num_rows > MAX_ROWS for chunk in chunks):
             return None
-        return _VectorLayout(dtype, encoding, [chunk for chunk in chunks if _holds_pages(chunk, file_bytes)])
+        return _VectorLayout(encoding, [chunk for chunk in chunks if _holds_pages(chunk, file_bytes)])
     except (LookupError, TypeError, AttributeError):
         raise pa.ArrowInvalid("the footer is damaged") from None
 
@@ -290,7 +288,7 @@ def _read_pages(data: pa.Buffer, chunk: _Chunk, layout: _VectorLayout, *, check_
             if not _is_count(unpacked_bytes, MAX_UNPACKED_BYTES):
                 return None
             body = _join_streams(body, own, unpacked_bytes)
-        pages.append(_read_page(body, own, chunk, layout))
+        pages.append(_read_page(body, own, chunk, layout.encoding))
         position += num_bytes
         num_values += own[1]
     if sum(len(page.present) for page in pages) != chunk.num_rows or num_values != chunk.num_values:
@@ -303,13 +301,13 @@ def _join_streams(body: memoryview, header: dict[int, Any], unpacked_bytes: int)
     levels: list[Any] = [header.get(5), header.get(6)]
     start = sum(levels) if all(_is_count(each, len(body)) for each in levels) else len(body) + 1
     num_bytes = unpacked_bytes - start
-    if start > len(body) or num_bytes < 0 or num_bytes % 4:
+    if start > len(body) or num_bytes < 0 or num_bytes % VALUE_BYTES:
         raise pa.ArrowInvalid(f"a page of {len(body):,} bytes says that it has {unpacked_bytes} uncompressed")
     whole = np.empty(unpacked_bytes, np.uint8)
     whole[:start] = np.frombuffer(body[:start], np.uint8)
-    values = whole[start:].reshape(-1, 4)
+    values = whole[start:].reshape(-1, VALUE_BYTES)
     streams = _unpack(body[start:], num_bytes, is_packed=header.get(7) is not False)
-    for place, stream in enumerate(np.frombuffer(streams, np.uint8).reshape(4, -1)):
+    for place, stream in enumerate(np.frombuffer(streams, np.uint8).reshape(VALUE_BYTES, -1)):
         values[:, place] = stream
     return memoryview(whole.data)
 
@@ -326,17 +324,16 @@ def _unpack(data: memoryview, num_bytes: int, *, is_packed: bool) -> "memoryview
     return data
 
 
-def _read_page(body: memoryview, header: dict[int, Any], chunk: _Chunk, layout: _VectorLayout) -> _Page:
+def _read_page(body: memoryview, header: dict[int, Any], chunk: _Chunk, encoding: int) -> _Page:
     """Prove by the levels that each row is null or a vector of one length; the values stay where they are."""
-    dtype = layout.dtype
-    limits = (chunk.num_values, chunk.num_rows, chunk.num_rows, layout.encoding, len(body), len(body))
-    if header.get(4) != layout.encoding or not all(
+    limits = (chunk.num_values, chunk.num_rows, chunk.num_rows, encoding, len(body), len(body))
+    if header.get(4) != encoding or not all(
         _is_count(header.get(field), limit) for field, limit in enumerate(limits, start=1)
     ):
         raise pa.ArrowInvalid("the header of a page has numbers that can't be")
     num_values, num_nulls, num_rows, _, definition_bytes, repetition_bytes = (header[each] for each in range(1, 7))
     start = repetition_bytes + definition_bytes
-    if num_rows > num_values or (num_values - num_nulls) * dtype.itemsize != len(body) - start:
+    if num_rows > num_values or (num_values - num_nulls) * VALUE_BYTES != len(body) - start:
         raise pa.ArrowInvalid(f"a page of {num_values:,} values in {num_rows:,} rows has {len(body):,} bytes")
     starts, _ = find_unlike(bytes(body[:repetition_bytes]), num_values, MAX_LEVELS[1], num_rows, bits=1)
     nulls, levels = find_unlike(bytes(body[repetition_bytes:start]), num_values, MAX_LEVELS[0], num_nulls, bits=2)
@@ -356,24 +353,21 @@ def _is_count(value: object, limit: int) -> bool:
     return type(value) is int and 0 <= value <= limit
 
 
-def _join(pages: list[_Page], dtype: np.dtype[Any], place: Place | None) -> VectorColumn:
+def _join(pages: list[_Page], place: Place | None) -> VectorColumn:
     present = np.concatenate([np.zeros(0, np.bool_), *(page.present for page in pages)])
     full = [page for page in pages if page.width]
     width = full[0].width if full else 0
     if any(page.width != width for page in full):
         raise pa.ArrowInvalid("pages have vectors of different lengths")
-    if len(full) == 1 and place is None and dtype == np.float32:
-        values = np.frombuffer(full[0].values, dtype).reshape(-1, width)
+    if len(full) == 1 and place is None:
+        values = np.frombuffer(full[0].values, "<f4").reshape(-1, width)
         if values.flags.aligned:
             return VectorColumn(values, present)
     num_present = int(np.count_nonzero(present))
     memory = (place or _allocate)(num_present, width)
-    flat, start = memory.reshape(-1), 0
+    flat, start = memory.reshape(-1).view(np.uint8), 0  # as bytes, since a page may begin anywhere
     for page in full:
-        stop = start + len(page.values) // dtype.itemsize
-        if dtype == np.float32:  # as bytes, since a page may begin anywhere
-            flat[start:stop].view(np.uint8)[:] = np.frombuffer(page.values, np.uint8)
-        else:
-            flat[start:stop] = np.frombuffer(page.values, dtype)
+        stop = start + len(page.values)
+        flat[start:stop] = np.frombuffer(page.values, np.uint8)
         start = stop
     return VectorColumn(memory, present)

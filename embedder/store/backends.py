@@ -5,7 +5,6 @@ Every file appears whole or not at all, and appears under its name only once its
 backends.
 """
 
-import ctypes
 import errno
 import hashlib
 import os
@@ -18,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedder.storage.atomic_write import NEW_NAME, rename_with
 from embedder.storage.vector_pages import read_columns
 from embedder.store.environment import REAL_ENVIRONMENT, Environment
 from embedder.store.store_errors import local_problem
@@ -32,8 +32,6 @@ TEMPORARY = re.compile(r".+#[0-9a-f]+")
 """Name of an unfinished file, of a writer that is at work or was killed."""
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
-_RENAME_NOREPLACE = 1
-_AT_FDCWD = -100
 
 
 class FileInfo(NamedTuple):
@@ -119,7 +117,7 @@ class Disk:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            _rename_new(source, target)
+            rename_with(NEW_NAME, source, target)
         else:
             Path(source).unlink()
 
@@ -171,7 +169,6 @@ class DiskBackend:
 
     def __init__(self, folder: Path, disk: Disk | None = None, environment: Environment = REAL_ENVIRONMENT) -> None:
         self._folder, self._disk, self._environment = str(folder), disk or Disk(), environment
-        self._known_folders: set[str] = set()
 
     def _at(self, path: str) -> str:
         return f"{self._folder}/{path}"
@@ -237,9 +234,6 @@ class DiskBackend:
                     self._disk.rename(temporary, target)
             except FileExistsError:
                 raise WriteConflictError(path) from None
-            except FileNotFoundError:
-                self._known_folders.clear()  # somebody has removed the folder
-                raise
             finally:
                 with suppress(OSError):  # it exists only if something failed
                     self._disk.unlink(temporary)
@@ -254,15 +248,13 @@ class DiskBackend:
 
     def _make_folder(self, folder: str) -> None:
         """Create a folder and its missing parents, each with its name flushed to the disk."""
-        if folder in self._known_folders and self._disk.is_folder(folder):
+        if self._disk.is_folder(folder):
             return
         parent = folder.rpartition("/")[0]
-        if not self._disk.is_folder(folder):
-            if parent and parent != folder:
-                self._make_folder(parent)
-            self._disk.make_folder(folder)
-            self._disk.sync_folder(parent or "/")
-        self._known_folders.add(folder)
+        if parent and parent != folder:
+            self._make_folder(parent)
+        self._disk.make_folder(folder)
+        self._disk.sync_folder(parent or "/")
 
     def delete(self, paths: Iterable[str]) -> None:
         """See `Backend`."""
@@ -298,13 +290,3 @@ def _sync(path: str, flags: int) -> None:
 def content_tag(data: bytes) -> Tag:
     """Return the version of a file on a disk: the hash of its content."""
     return {"sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _rename_new(source: str, target: str) -> None:
-    """Rename without hard links to a new name; FileExistsError if taken, OSError if not possible in one step."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), target)
-    if rename(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), target)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +27,6 @@ from embedder.process.child_main import import_file
 from embedder.store.layout import Record
 from embedder.store.metric_queries import Figures, insert_rows, open_rows, or_error, query_figures
 from embedder.store.tables.arrow_tensors import unpack_vectors
-
-if TYPE_CHECKING:
-    pass
 
 State = dict[str, Any]
 """State of a metric after some rows, as plain JSON."""

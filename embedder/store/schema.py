@@ -106,12 +106,23 @@ _WIDER = {
     pa.binary_view(): pa.binary(),
     pa.null(): pa.string(),
 }
+# As a struct's fields they keep their width: so have tables declared them from the beginning.
+_SIGNED = {pa.uint8(): pa.int8(), pa.uint16(): pa.int16(), pa.uint32(): pa.int32(), pa.uint64(): pa.int64()}
 MAX_DIGITS = 38  # of a decimal number
 
 
-def to_stored(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Convert a column to a type of the table; of times, what is below a microsecond is cut off."""
-    return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
+def to_stored(values: pa.ChunkedArray, column: pa.Field) -> pa.ChunkedArray:
+    """Convert values to a column of the table; of times, what is below a microsecond is cut off.
+
+    Raises a ConfigError for a value that the column's type can't hold, such as a large unsigned integer of a struct.
+    """
+    try:
+        return values.cast(options=pc.CastOptions(column.type, allow_time_truncate=True))
+    except pa.ArrowInvalid as error:
+        raise ConfigError(
+            f"carryover column {column.name!r}: {error}; a Delta table keeps it as {column.type}: cast it in the "
+            "source to a type that this holds, such as a wider signed one for unsigned integers"
+        ) from None
 
 
 def _storable(column: pa.Field) -> pa.DataType:
@@ -120,11 +131,9 @@ def _storable(column: pa.Field) -> pa.DataType:
         return _storable(pa.field(column.name, kind.value_type))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(_storable(pa.field(column.name, kind.value_type)))
-    if pa.types.is_struct(kind):  # its integers stay, as earlier versions kept them
+    if pa.types.is_struct(kind):
         inner = {each: each.with_name(f"{column.name}.{each.name}") for each in kind.fields}
-        return pa.struct(
-            [each.with_type(each.type if each.type in _WIDER else _storable(inner[each])) for each in inner]
-        )
+        return pa.struct([each.with_type(_SIGNED.get(each.type) or _storable(inner[each])) for each in inner])
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", tz="UTC" if kind.tz else None)
     if pa.types.is_decimal(kind) and kind.precision <= MAX_DIGITS:

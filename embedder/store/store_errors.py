@@ -7,6 +7,7 @@ import re
 from embedder.errors import RunFailedError, StoreError
 from embedder.storage.object_stores import ObjectStoreError
 
+_REFUSALS = frozenset({"PermissionDenied", "NoCredentials", "RequestRefused"})
 _OS_ERROR = re.compile(r"os error (\d+)")
 _CURES = {
     errno.ENOSPC: "free some space",
@@ -30,13 +31,22 @@ class StoreUnwritableError(StoreError):
     is_resumable = True
 
 
+class StoreRefusedError(StoreError):
+    """The store's server refuses these credentials or this request; its files may all be there."""
+
+
+TRANSIENT_ERRORS = (StoreUnavailableError, StoreUnwritableError, StoreRefusedError)
+"""Errors after which the same files may be read another time."""
+
+
 def remote_problem(error: ObjectStoreError) -> StoreError | StoreUnavailableError:
     """Return the error for a bucket request that failed permanently or after all retries."""
     if error.transient:
         return StoreUnavailableError(
             f"store {error.message}: it failed or did not answer, even after many retries; try again when it answers"
         )
-    return StoreError(f"store {error.message}")
+    kind = StoreRefusedError if error.kind in _REFUSALS else StoreError
+    return kind(f"store {error.message}")
 
 
 def local_problem(error: Exception, where: str) -> Exception:

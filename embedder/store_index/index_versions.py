@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from embedder.errors import StoreError
-from embedder.storage.user_cache import cache_folder, mark_used
+from embedder.storage.user_cache import cache_folder, drop_folders, mark_used
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
+from embedder.store.store_errors import StoreUnwritableError
 from index.atomic_folder import sweep_leftovers, whole_folder
 from index.index_errors import RetrievalError
-from index.manifest import MANIFEST_NAME, Manifest, read_manifest
-from index.versions import list_versions, next_version, version_path
+from index.manifest import MANIFEST_NAME, Manifest, parse_manifest, read_manifest
+from index.versions import next_version, version_path
 
 if TYPE_CHECKING:
     from index.faiss_search import Places
@@ -59,24 +60,15 @@ def has_version(files: StoreFiles, number: int) -> bool:
 
 def list_manifests(files: StoreFiles) -> list[tuple[int, Manifest]]:
     """Return number and manifest of complete versions, oldest first, without those that can't be read."""
-    if files.folder is not None:
-        numbers = [*list_versions(files.folder / INDEX_FOLDER)]
-    else:
-        names = (info.path.split("/")[1:] for info in sorted(files.list(INDEX_FOLDER)))
-        numbers = [int(number) for number, name in names if name == MANIFEST_NAME and number.isdecimal()]
+    names = (info.path.split("/") for info in sorted(files.list(INDEX_FOLDER)))
+    numbers = [int(number) for _, number, *name in names if name == [MANIFEST_NAME] and number.isdecimal()]
     found = []
     for number in numbers:
         try:
-            found.append((number, _read_manifest_of(files, number)))
-        except RetrievalError as error:
+            found.append((number, fetched_manifest(files, number)))
+        except (RetrievalError, OSError, StoreUnwritableError) as error:  # it may be gone since it was listed
             LOG.warning(f"index version {number} can't be read, and is left out: {error}")
     return found
-
-
-def _read_manifest_of(files: StoreFiles, number: int) -> Manifest:
-    if files.folder is None:
-        return fetched_manifest(files, number)
-    return read_manifest(version_path(files.folder / INDEX_FOLDER, number))
 
 
 def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
@@ -89,9 +81,8 @@ def manifest_of(files: StoreFiles, number: int) -> Manifest | None:
 
 def fetched_manifest(files: StoreFiles, number: int) -> Manifest:
     """Read a manifest; FileNotFoundError if there is none, RetrievalError if damaged or from a newer release."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / MANIFEST_NAME).write_bytes(files.read(_path(number, MANIFEST_NAME)))
-        return read_manifest(folder)
+    path = _path(number, MANIFEST_NAME)
+    return parse_manifest(files.read(path), files.uri(path))
 
 
 def version_folder(files: StoreFiles, number: int) -> Path:
@@ -150,33 +141,33 @@ def fetched_copy(files: StoreFiles, path: str, names: Callable[[Path], Iterable[
     folder with the manifest to the names of the other files. Raises FileNotFoundError if a file is missing.
     """
     manifest = files.read(f"{path}/{MANIFEST_NAME}")
-    folder = cache_folder(COPIES_FOLDER) / hashlib.sha256(manifest).hexdigest()[:32]
-    if folder.is_dir():
-        mark_used(folder)
-        return folder, False
 
     def fetch(stage: Path) -> None:
         (stage / MANIFEST_NAME).write_bytes(manifest)
         for name in names(stage):
             files.download(f"{path}/{name}", stage / name)
 
-    make_copy(folder, fetch)
-    return folder, True
+    return make_copy(hashlib.sha256(manifest).hexdigest()[:32], fetch)
 
 
-def make_copy(folder: Path, make: Callable[[Path], object]) -> None:
-    """Make a folder in this machine's cache, unless another process makes it at the same time; the last used stay."""
+def make_copy(name: str, make: Callable[[Path], object]) -> tuple[Path, bool]:
+    """Return a folder of this machine's cache, and whether it was made now, as it was not there; the last used stay."""
+    folder = cache_folder(COPIES_FOLDER) / name
+    if folder.is_dir():
+        mark_used(folder)
+        return folder, False
     try:
         with whole_folder(folder) as stage:
             make(stage)
     except RetrievalError:
-        if not folder.is_dir():
+        if not folder.is_dir():  # else another process has made it at the same time
             raise
     drop_copies(MAX_KEPT_COPIES)
+    return folder, True
 
 
 def open_copy(fetch: Callable[[], tuple[Path, bool]], open_folder: Callable[[Path], Opened]) -> Opened:
-    """Open a copy that `fetched_copy` gives; a damaged one of before is fetched again: the store may be intact."""
+    """Open a copy that `fetched_copy` or `make_copy` gives; a damaged one of before is fetched or made again."""
     folder, is_new = fetch()
     try:
         return open_folder(folder)
@@ -211,10 +202,7 @@ def write_folder(files: StoreFiles, path: str, make: Callable[[Path], Iterable[s
 def drop_copies(num_kept: int = 0) -> None:
     """Delete this machine's copies of indexes except those used last: they hold ids, including purged ones."""
     sweep_leftovers(cache_folder(COPIES_FOLDER))
-    copies = [path for path in cache_folder(COPIES_FOLDER).glob("*") if path.is_dir() and not path.name.startswith(".")]
-    copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for folder in copies[num_kept:]:
-        shutil.rmtree(folder, ignore_errors=True)
+    drop_folders(COPIES_FOLDER, num_kept)
 
 
 def _claim_number(files: StoreFiles) -> int:

@@ -2,9 +2,6 @@
 
 import logging
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from embedder.config_toml.sections import IndexConfig
 from embedder.encoders.query_tower_export import add_query_towers
 from embedder.errors import StoreError
@@ -247,8 +244,3 @@ def _find_named(files: StoreFiles, current: Current, versions: Versions, fitting
             f"{files.main.option}` brings those rows and their index back together"
         )
     return number
-
-
-def rows_with_images(rows: pa.Table) -> pa.Table:
-    """Return the rows with the vector of an image or a video segment."""
-    return rows.filter(pc.is_valid(rows["image_embedding"]))

@@ -71,9 +71,8 @@ def plan_groups(num_rows: Sequence[tuple[str, int]], rows_per_part: int) -> list
 class ClusterFiller:
     """Filler of indexes on a running Ray; an `index.build.Fill`."""
 
-    def __init__(self, files: StoreFiles, rows: IndexRows, num_cpus: float, rows_per_part: int = ROWS_PER_PART) -> None:
+    def __init__(self, files: StoreFiles, rows: IndexRows, num_cpus: float) -> None:
         self.files, self.rows, self.num_cpus = files, rows, num_cpus
-        self.rows_per_part = rows_per_part
 
     def __call__(self, design: Design, table: VectorTable, projection: Projection | None) -> "faiss.Index":
         """Make an index of the rows; in this process if its lists can't be merged."""
@@ -88,10 +87,10 @@ class ClusterFiller:
             faiss_build.write(template, folder / "template")
             parts = self._make_parts(folder)
             faiss_merge.merge_parts(folder / "template", parts, folder / "merged")
-            return faiss_merge.map_merged(folder / "merged")
+            return faiss_build.map_file(folder / "merged")
 
     def _make_parts(self, folder: Path) -> list[Path]:
-        groups = plan_groups(self.rows.num_by_file(), self.rows_per_part)
+        groups = plan_groups(self.rows.num_by_file(), ROWS_PER_PART)
         num_rows, done, started_s = sum(group.num_rows for group in groups), 0, time.monotonic()
         paths = [folder / f"part-{number:06d}" for number in range(len(groups))]
         for number, content in self._parts(groups, (folder / "template").read_bytes()):

@@ -38,6 +38,8 @@ from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
 
 ROWS_NAME = "rows.u32"
+WHOLE = ("lengths-", "terms-")
+"""Beginnings of the names of files of parts whose hashes are compared when an index is opened."""
 CURE = "`embedder index build` makes it anew"
 NO_ROW = 0xFFFFFFFF
 """Row of a deleted caption."""
@@ -78,16 +80,16 @@ class WordIndex:
 def open_word_index(folder: Path) -> WordIndex:
     """Open a word index.
 
-    Checks the sizes of all files, and the hashes of those that are read whole (`rows`, `lengths`). Lists have
-    checksums, which are verified on reading. Raises RetrievalError if a file is missing or altered, or the format is
-    unknown.
+    Checks the sizes of all files, and the hashes of those that no checksum of a list covers: `rows`, `lengths` and
+    `terms`, where an altered term is not found any more. Lists have checksums, which are verified on reading. Raises
+    RetrievalError if a file is missing or altered, or the format is unknown.
     """
     manifest = read_words_manifest(folder)
     try:
         for name, size in manifest.sizes.items():
             if (found := (folder / name).stat().st_size) != size:
                 raise RetrievalError(f"{folder / name}: it has {found:,} bytes, and its manifest says {size:,}; {CURE}")
-        whole = [name for name in manifest.sizes if name == ROWS_NAME or name.startswith("lengths-")]
+        whole = [name for name in manifest.sizes if name == ROWS_NAME or name.startswith(WHOLE)]
         for name, digest in hash_files(folder / each for each in whole).items():
             if digest != manifest.sha256[name]:
                 raise RetrievalError(f"{folder / name}: it was altered, by its sha256; {CURE}")

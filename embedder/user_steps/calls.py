@@ -3,7 +3,6 @@
 A batch that raises, hangs, kills the process or returns something undeclared is computed again row by row.
 """
 
-import json
 import platform
 import sys
 from collections.abc import Iterable
@@ -38,7 +37,7 @@ class StepCalls:
         self.step = step
         self._child: ChildProgram | None = None
         own = {"image": IMAGE, "region": BOX}
-        self._types = {name: own.get(kind) or step_type(kind) for name, kind in step.outputs}
+        self._types = {name: own.get(kind) or step_type(kind) for name, kind in step.config.outputs.items()}
 
     def __del__(self) -> None:
         self.close()
@@ -68,17 +67,17 @@ class StepCalls:
         search_path = [str(Path(step.place).parent)] if is_file else sys.path
         limits = InterpreterLimits(
             load_s=LOAD_S,
-            call_s=step.timeout_s,
+            call_s=step.config.timeout_s,
             max_deaths=MAX_DEATHS - 1,
             calls=MAX_DEATHS,
-            memory_bytes=step.memory_bytes,
+            memory_bytes=step.config.memory_bytes,
         )
         self._child = start_program(
             sys.executable,
-            ServableProgram(step.place, step.function, json.loads(step.settings)),
+            ServableProgram(step.place, step.function, step.config.settings),
             where=step.where,
             device="cpu",
-            num_threads=step.num_threads,
+            num_threads=max(1, int(step.config.num_cpus)),
             limits=limits,
             search_path=[*search_path, PACKAGE_ROOT],
         )
@@ -117,7 +116,7 @@ class StepCalls:
 
     def _problem(self, error_type: str, message: str, *, transient: bool = False) -> ItemProblem:
         text = " ".join(f"{message}".split()) or error_type
-        return ItemProblem(self.step.name, error_type, text[:MAX_ERROR_CHARACTERS], transient)
+        return ItemProblem(self.step.config.name, error_type, text[:MAX_ERROR_CHARACTERS], transient)
 
     def _check(self, table: pa.Table, num_rows: int | None) -> list[Values]:
         """Check the returned table against the declaration, and convert it to the declared types.
@@ -135,8 +134,9 @@ class StepCalls:
             raise _WrongOutputError(
                 f"it returned {table.num_rows} rows for {num_rows}; return one for each, or declare one_to_many = true"
             )
-        if num_rows is None and table.num_rows > self.step.max_rows:
-            raise _WrongOutputError(f"it returned {table.num_rows} rows for one, max_rows is {self.step.max_rows}")
+        most = self.step.config.max_rows
+        if num_rows is None and table.num_rows > most:
+            raise _WrongOutputError(f"it returned {table.num_rows} rows for one, max_rows is {most}")
         columns = {name: _convert(name, table[name], kind) for name, kind in self._types.items()}
         if not columns:
             return [{} for _ in range(table.num_rows)]

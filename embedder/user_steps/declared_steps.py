@@ -5,7 +5,7 @@ Nothing of the user's is imported here, so a dry run or a head node doesn't need
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,44 +42,29 @@ class StepError(EmbedderError):
 
 @dataclass(frozen=True)
 class UserStep:
-    """A resolved step; plain values, so that equal ones share one process.
+    """A resolved step; equal ones share one process.
 
-    `callable` is as the configuration writes it; it resolves to `function` in `place`, the absolute path of a file or
-    the name of a module. A row without one of the columns `inputs` is skipped; those in `optional` may be null. With
-    `one_to_many` a row may become up to `max_rows`. `settings` are keyword arguments of the function, as JSON. `files`
-    decide its results, and `digest` is the hash of their contents; `fingerprint` covers everything that decides them.
-    `batch_size` and `timeout_s` (seconds) apply to one call; images are reduced to `max_side_px`. `memory_bytes`
-    (address space) and `num_threads` are those of its process.
+    The configured `callable` resolves to `function` in `place`, the absolute path of a file or the name of a module.
+    `files` decide its results, and `digest` is the hash of their contents; `fingerprint` covers everything that decides
+    them.
     """
 
-    name: str
-    callable: str
+    config: StepConfig = field(hash=False)
     place: str
     function: str
-    inputs: tuple[str, ...]
-    optional: tuple[str, ...]
-    outputs: tuple[tuple[str, str], ...]
-    one_to_many: bool
-    max_rows: int
-    settings: str
     files: tuple[str, ...]
     digest: str
     fingerprint: str
-    batch_size: int
-    max_side_px: int
-    timeout_s: float
-    memory_bytes: int
-    num_threads: int
 
     @property
     def where(self) -> str:
         """Return the step's name for messages."""
-        return f"step {self.name} ({self.callable})"
+        return _describe(self.config)
 
     @property
     def takes(self) -> tuple[str, ...]:
         """Return all columns that it is given."""
-        return (*self.inputs, *self.optional)
+        return (*self.config.inputs, *self.config.optional)
 
 
 def open_step(config: StepConfig) -> UserStep:
@@ -89,7 +74,7 @@ def open_step(config: StepConfig) -> UserStep:
         StepError: it names no function that can be found here.
         ServableError: a file or module is missing.
     """
-    where = f"step {config.name} ({config.callable})"
+    where = _describe(config)
     place, function = _split_name(where, config.callable)
     files = [_file_of(where, place), *(find_file(where, each, "extra_files") for each in config.extra_files)]
     digest = digest_of(where, files)
@@ -99,25 +84,18 @@ def open_step(config: StepConfig) -> UserStep:
     if "image" not in (*config.inputs, *config.optional):
         hashed.pop("max_side_px")
     return UserStep(
-        name=config.name,
-        callable=config.callable,
+        config=config,
         place=str(files[0]) if place.endswith(FILE_SUFFIX) else place,
         function=function,
-        inputs=config.inputs,
-        optional=config.optional,
-        outputs=tuple(config.outputs.items()),
-        one_to_many=config.one_to_many,
-        max_rows=config.max_rows,
-        settings=json.dumps(config.settings, sort_keys=True, default=str),
         files=tuple(map(str, files)),
         digest=digest,
         fingerprint=short_hash([json.dumps(hashed, sort_keys=True, default=str).encode(), digest.encode()]),
-        batch_size=config.batch_size,
-        max_side_px=config.max_side_px,
-        timeout_s=config.timeout_s,
-        memory_bytes=config.memory_bytes,
-        num_threads=max(1, int(config.num_cpus)),
     )
+
+
+def _describe(config: StepConfig) -> str:
+    """Return a step's name for messages."""
+    return f"step {config.name} ({config.callable})"
 
 
 def step_fingerprints(steps: Iterable[StepConfig]) -> dict[str, str]:
@@ -151,7 +129,7 @@ def check_columns(steps: Iterable[StepConfig], carried: Collection[str]) -> None
     own = set(EMBEDDINGS.names) - REPLACED.keys()
     made: set[str] = set()
     for step in steps:
-        where = f"step {step.name} ({step.callable})"
+        where = _describe(step)
         known = {*ROW_COLUMNS, *carried, *made, *(VECTORS if step.where == "before_write" else ("image",))}
         for name in (*step.inputs, *step.optional):
             if name not in known:

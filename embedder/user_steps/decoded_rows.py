@@ -51,7 +51,7 @@ class DecodedSteps:
     @property
     def max_side_px(self) -> int | None:
         """Return the longest side of the images that they are given; None if they take no image."""
-        return max((step.max_side_px for step in self.steps if "image" in step.takes), default=None)
+        return max((step.config.max_side_px for step in self.steps if "image" in step.takes), default=None)
 
     def open(self, decoder: ItemDecoder) -> "StepRows":
         """Return what applies them in this process."""
@@ -68,21 +68,21 @@ class StepRows:
         """
         self._steps = [(step, StepCalls(step)) for step in steps.steps]
         self._outputs, self._decoder = steps.outputs, decoder
-        self._renumbers = any(step.one_to_many for step in steps.steps)
+        self._renumbers = any(step.config.one_to_many for step in steps.steps)
 
     def __call__(self, listing: pa.Table, rows: Iterable[Row]) -> Iterator[Row]:
         """Apply the steps; a ServableError if a function can't be called any more."""
         items = _Items(listing, self._decoder.caption_columns)
         for step, calls in self._steps:
             types = input_types(step, dict(self._outputs), items.carried)
-            apply = self._many if step.one_to_many else self._each
+            apply = self._many if step.config.one_to_many else self._each
             rows = apply(_Running(step, calls, types, items), rows)
-        last = self._steps[-1][0].name if self._steps else ""
+        last = self._steps[-1][0].config.name if self._steps else ""
         return recount(map(self._finish, rows), last, renumbers=self._renumbers)
 
     def _each(self, running: "_Running", rows: Iterable[Row]) -> Iterator[Row]:
         step = running.step
-        for waiting in _batches(rows, step.batch_size):
+        for waiting in _batches(rows, step.config.batch_size):
             given = {place: found for place, row in enumerate(waiting) if (found := running.inputs(row)) is not None}
             results = running.calls.each(_batch([*given.values()], running.types)) if given else []
             for place, result in zip(given, results, strict=True):
@@ -115,7 +115,7 @@ class StepRows:
         if not is_first:
             for name in self._decoder.caption_columns | self._decoder.image_columns:
                 values.pop(name, None)
-        names, image = dict(step.outputs), values.get(STEP_IMAGE)
+        names, image = step.config.outputs, values.get(STEP_IMAGE)
         try:
             for name in names.keys() - {"image", "caption", "region"}:
                 values[CARRIED + name] = result[name]
@@ -127,7 +127,7 @@ class StepRows:
                 text = result["caption"]
                 values |= {"caption": text if text and not text.isspace() else None, "is_recaptioned": True}
         except _BadRowError as error:
-            return _fail(values, ItemProblem(step.name, "WrongOutput", str(error)))
+            return _fail(values, ItemProblem(step.config.name, "WrongOutput", str(error)))
         return values
 
     def _finish(self, row: Row) -> Row:
@@ -147,11 +147,13 @@ class StepRows:
                     values.pop(name, None)
                 values |= self._decoder.of_caption(values["caption"], models)
         except DecodeError as error:
-            problem = ItemProblem(self._steps[-1][0].name, error.error_type, error.message, error.transient)
+            problem = ItemProblem(self._steps[-1][0].config.name, error.error_type, error.message, error.transient)
             return number, _fail(values, problem)
         has_image = not values.keys().isdisjoint(self._decoder.image_columns)
         if not has_image and values.keys().isdisjoint(self._decoder.caption_columns):
-            problem = ItemProblem(self._steps[-1][0].name, "Empty", "the steps left neither an image nor a caption")
+            problem = ItemProblem(
+                self._steps[-1][0].config.name, "Empty", "the steps left neither an image nor a caption"
+            )
             return number, _fail(values, problem)
         if values["modality"] != "video":
             values["modality"] = ("pair" if values.get("caption") else "image") if has_image else "text"
@@ -172,7 +174,7 @@ class _Running:
         if not row[1].get("modality"):
             return None
         found = self.items.inputs(row, self.types)
-        return found if all(found[name] is not None for name in self.step.inputs) else None
+        return found if all(found[name] is not None for name in self.step.config.inputs) else None
 
 
 class _BadRowError(Exception):

@@ -1,7 +1,7 @@
 """Steps before writing: add the columns that the user's functions make to finished rows."""
 
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -10,13 +10,14 @@ import pyarrow.compute as pc
 from embedder.batch_schema import CARRIED, step_type
 from embedder.steps.item_decoder import ItemProblem
 from embedder.store.schema import EMBEDDINGS
+from embedder.store.tables.arrow_lookup import replace_column
 from embedder.user_steps.calls import StepCalls, Values
 from embedder.user_steps.declared_steps import ROW_COLUMNS, VECTORS, UserStep
 
 
 @dataclass(frozen=True)
 class WrittenSteps:
-    """Steps before writing, in order; plain values, so that they can be sent to write tasks.
+    """Steps before writing, in order, as they are sent to write tasks.
 
     `columns` are names and types of the columns that rows must have, null if no step of the run gives them.
     """
@@ -41,7 +42,7 @@ class WrittenSteps:
 NO_STEPS = WrittenSteps()
 
 
-@lru_cache(maxsize=4)
+@cache
 def _calls_of(step: UserStep) -> StepCalls:
     """Return a step's process, which consecutive write tasks of this process share."""
     return StepCalls(step)
@@ -55,16 +56,15 @@ def forget_calls() -> None:
 def _apply(step: UserStep, calls: StepCalls, rows: pa.Table) -> pa.Table:
     given = rows.select([_place(name) for name in step.takes]).rename_columns(list(step.takes))
     chosen = pc.is_valid(rows["modality"])
-    for name in step.inputs:
+    for name in step.config.inputs:
         chosen = pc.and_(chosen, pc.is_valid(given[name]))
     numbers = [number for number, is_chosen in enumerate(chosen.to_pylist()) if is_chosen]
     results: dict[int, Values | ItemProblem] = {}
-    for start in range(0, len(numbers), step.batch_size):
-        here = numbers[start : start + step.batch_size]
-        table = given.take(pa.array(here, pa.int64())).combine_chunks()
-        batch = pa.RecordBatch.from_arrays([_to_array(column) for column in table.columns], table.column_names)
+    for start in range(0, len(numbers), step.config.batch_size):
+        here = numbers[start : start + step.config.batch_size]
+        (batch,) = given.take(pa.array(here, pa.int64())).combine_chunks().to_batches()
         results |= zip(here, calls.each(batch), strict=True)
-    for name, kind in step.outputs:
+    for name, kind in step.config.outputs.items():
         column = [_value(results.get(number), name) for number in range(rows.num_rows)]
         rows = rows.append_column(CARRIED + name, pa.array(column, step_type(kind)))
     return _reject_rows(rows, {number: found for number, found in results.items() if isinstance(found, ItemProblem)})
@@ -76,7 +76,7 @@ def _reject_rows(rows: pa.Table, problems: dict[int, ItemProblem]) -> pa.Table:
         return rows
     bad = pa.array([number in problems for number in range(rows.num_rows)])
     for name in VECTORS:
-        rows = _replace_column(rows, name, pc.if_else(bad, pa.scalar(None, EMBEDDINGS.field(name).type), rows[name]))
+        rows = replace_column(rows, name, pc.if_else(bad, pa.scalar(None, EMBEDDINGS.field(name).type), rows[name]))
     ids = rows["item_id"].to_pylist()
     of_items: dict[Any, ItemProblem] = {}
     for number, problem in problems.items():
@@ -85,7 +85,7 @@ def _reject_rows(rows: pa.Table, problems: dict[int, ItemProblem]) -> pa.Table:
     for name in ("step", "error_type", "error", "transient"):
         kind = rows.schema.field(name).type
         new = pa.array([each[name] if each else None for each in said], kind)
-        rows = _replace_column(rows, name, pc.if_else(pa.array([each is not None for each in said]), new, rows[name]))
+        rows = replace_column(rows, name, pc.if_else(pa.array([each is not None for each in said]), new, rows[name]))
     return rows
 
 
@@ -93,14 +93,5 @@ def _place(name: str) -> str:
     return name if name in ROW_COLUMNS or name in VECTORS else CARRIED + name
 
 
-def _to_array(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-
-
 def _value(result: Values | ItemProblem | None, name: str) -> Any:
     return None if result is None or isinstance(result, ItemProblem) else result[name]
-
-
-def _replace_column(rows: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
-    index = rows.schema.get_field_index(name)
-    return rows.set_column(index, rows.schema.field(index), column)

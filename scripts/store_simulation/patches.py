@@ -27,14 +27,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from embedder.plugins.maintain.purge import audit, blank_rows, purge, unknown_ids
+from embedder.plugins.maintain.purge import purge_plan as plan
 from embedder.store import layout, lock
 from embedder.store.backends import is_unfinished
 from embedder.store.files import StoreFiles
 from embedder.store.journal import part_writer
 from embedder.store.journal.journal import JournalEntry, PartFile
 from embedder.store.maintenance import compact
-from embedder.store.maintenance.purge import audit, blank_rows, purge, unknown_ids
-from embedder.store.maintenance.purge import purge_plan as plan
 from embedder.store.publish import current, history, interim, publication, publish
 from embedder.store.publish.interim import InterimBatch, InterimState
 from embedder.store.tables import deletion_vectors, delta_log, delta_state, tables
@@ -218,13 +218,13 @@ def install(*, marks: bool = False) -> None:
     for module in (part_writer, publication, compact):
         module.rewrite_each = lambda rewrite, of: list(map(rewrite, of))
     StoreFiles.write_table = lambda files, path, content: files.write(path, str(content.to_pydict()).encode())  # type: ignore[method-assign, misc]
+    StoreFiles.read_table = lambda files, path: ast.literal_eval(files.read(path).decode())  # type: ignore[method-assign, misc, assignment]
     StoreFiles.each = _each  # type: ignore[method-assign, assignment]
     lock.BEATS_PER_LEASE = 1  # so a watcher looks four times at a lock instead of 24
     RecordTable.read = _read  # type: ignore[assignment, method-assign]
     for module in (interim, publish):
         module.choose_batch = _choose_batch  # type: ignore[attr-defined]
     publish.whole_without = _whole_without  # type: ignore[assignment]
-    publish._read_retired = lambda files, path: ast.literal_eval(files.read(path).decode())["item_id"]
     publish.read_moves = lambda *_: ()  # type: ignore[assignment, return-value]
     publication._own_parts, publication._replace_older = _own_parts, _replace_older  # type: ignore[assignment]
     plan._held_rows, purge._rest = _held_rows, _rest  # type: ignore[assignment]
@@ -261,7 +261,7 @@ class PlantedFault(NamedTuple):
 
     name: str  # for `--plant`
     description: str  # what the store does wrong
-    place: str  # `module:function` or `module:Class.method`, below `embedder.store`
+    place: str  # `module:function` or `module:Class.method`, below `embedder`
     old: str  # text of the function
     new: str  # what stands in its place
 
@@ -275,8 +275,7 @@ def plant(name: str) -> None:
     if fault is None:
         raise LookupError(f"fault {name!r}: there is none of that name; --list-faults shows them")
     module_name, _, path = fault.place.partition(":")
-    outside = module_name.removeprefix("../").replace("/", ".")
-    module = importlib.import_module(f"embedder.{outside if '../' in module_name else f'store.{module_name}'}")
+    module = importlib.import_module(f"embedder.{module_name}")
     owner: Any = module
     *outer, last = path.split(".")
     for each in outer:

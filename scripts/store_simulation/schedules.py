@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from embedder.errors import RunFailedError, StoreError
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.backends import DiskBackend, is_unfinished
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal_segments import names_in_journal, seal
@@ -20,9 +22,7 @@ from embedder.store.journal.runs import Run, start_run
 from embedder.store.layout import StoreInfo, read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import compact
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import release, rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.current import IndexChoice, swap_index
 from embedder.store.publish.history import publications, readable
 from embedder.store.publish.interim import UnpublishedWork

@@ -67,7 +67,7 @@ def import_checkpoint(
         )
     if join_captions:
         importer.check_joined(folder)
-    config = importer.convert(folder, out, name=name or Path(src).name)
+    config = importer.convert(folder, Path(out), name=name or Path(src).name)
     declared = _declared_dimensions(config, folder, sentence)
     write_record(Path(out), describe_import(folder, importer.library, config, sentence))
     # A library saves the random weights of a new model like any others.

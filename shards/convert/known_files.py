@@ -119,7 +119,7 @@ def describe_import(
 
 def _use_of(known: KnownFile, path: Path, library: Library, config: ModelConfig) -> tuple[str, str]:
     """Return whether a file was read, and why not."""
-    winner = _winner(path, config)
+    winner = _winner(path, config) if library in known.libraries else None
     if winner is not None:
         return "no influence", f"; {winner} wins"
     if config.is_one_tower and known.pattern == CHAT_FILES:
@@ -140,11 +140,13 @@ def _use_of(known: KnownFile, path: Path, library: Library, config: ModelConfig)
 def _winner(path: Path, config: ModelConfig) -> str | None:
     """Return the file that is read in the place of another one that holds the same."""
     combined = path.with_name(COMBINED_PROCESSOR_FILE)
-    has_video = _takes_videos(config) and combined.is_file() and "video_processor" in read_json(combined, "")
-    if path.name == VIDEO_PROCESSOR_FILE and has_video:
+    kinds = {PROCESSOR_FILE: "image_processor"} if config.clip_frames is None else {}
+    kinds |= {VIDEO_PROCESSOR_FILE: "video_processor"} if _takes_videos(config) else {}
+    tree = read_json(combined, "") if config.vision is not None and combined.is_file() else {}
+    if kinds.get(path.name) in tree:
         return combined.name
     own = PROCESSOR_FILE if config.clip_frames is None else VIDEO_PROCESSOR_FILE
-    if path == combined and not has_video and path.with_name(own).is_file():
+    if path == combined and not (tree.keys() & kinds.values()) and path.with_name(own).is_file():
         return own
     if any(fnmatch(path.name, each) for each in VOCABULARIES) and path.with_name(TOKENIZER_FILE).is_file():
         return TOKENIZER_FILE
@@ -191,7 +193,8 @@ def _decisions(folder: Path, library: Library, config: ModelConfig, sentence: Se
 
 def _caption_decisions(folder: Path, config: ModelConfig, sentence: SentenceModel | None) -> Iterator[str]:
     path = folder / TOKENIZER_CONFIG_FILE
-    limit = read_json(path, "").get("model_max_length") if path.is_file() else None
+    settings = read_json(path, "") if path.is_file() else {}
+    limit = settings.get("model_max_length")
     stated = [(path.name, int(limit))] if isinstance(limit, int | float) and limit < 1e15 else []
     stated += [sentence.limit] if sentence is not None and sentence.limit is not None else []
     used = config.preprocess.max_caption_tokens
@@ -200,6 +203,10 @@ def _caption_decisions(folder: Path, config: ModelConfig, sentence: SentenceMode
         rule = "the tower's positions" if used == config.required_text.max_tokens else "--text's limit"
         winner = next((name for name, size in reversed(stated) if size == used), rule)
         yield f"captions up to {used} tokens: {winner} wins over {' and '.join(others)}"
+    if settings.get("truncation_side") == "left":
+        yield f"longer captions lose their end: truncation_side = left of {path.name} isn't followed"
+    if settings.get("split_special_tokens") is True:
+        yield f"a special token's name in a caption is that token: split_special_tokens of {path.name} isn't followed"
     if sentence is not None and sentence.lowers_case:
         yield "lower case: do_lower_case of sentence-transformers' settings wins over the tokeniser"
 

@@ -28,7 +28,7 @@ from shards.convert.preprocessing import (
 from shards.convert.sentence_transformers import MODULES_FILE, SentenceModel, find_sentence_model
 from shards.convert.transformers_model import check_all_used, joined_tensor
 from shards.file_schema import describe, read_json
-from shards.model_config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig, find_model_folder
+from shards.model_config import CONFIG_FILE, TOKENIZER_FILE, ModelConfig
 from shards.model_errors import ModelError
 from shards.preprocess import INSTRUCTION_PLACE, PreprocessConfig
 from shards.saving import staged_model, write_weights
@@ -70,25 +70,18 @@ class Conversation:
     clip: tuple[str, str] = ("", "")
 
 
-def import_one_tower(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
-    """Convert a checkpoint with its processor into a model folder.
-
-    `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if the
-    checkpoint has something that can't be mapped, or lacks something.
-    """
-    return convert_one_tower(find_model_folder(src), Path(out), name or Path(src).name)
-
-
-def convert_one_tower(
+def import_one_tower(
     folder: Path,
     out: Path,
     name: str,
     pair: tuple[str, str] | None = None,
     heads: Callable[[Mapping[str, Path], int, int], Iterator[tuple[str, torch.Tensor]]] | None = None,
 ) -> ModelConfig:
-    """Convert a checkpoint, as `import_one_tower`; `pair` is as in `read_conversation`.
+    """Convert a checkpoint with its processor into a model folder.
 
-    `heads` makes the projections to two values, given the files of tensors, the decoder's width and its vocabulary.
+    `pair` is as in `read_conversation`; `heads` makes the projections to two values, given the files of tensors, the
+    decoder's width and its vocabulary. Raises a ModelError if the checkpoint has something that can't be mapped, or
+    lacks something.
     """
     _read_tower(folder)  # before the tokeniser, which transformers reads by the same file
     with checkpoint_weights(folder, out) as files:

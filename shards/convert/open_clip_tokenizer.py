@@ -24,6 +24,7 @@ from shards.towers.tower_kinds import TextTower
 VOCABULARY_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 _OWN_VOCABULARY_FILE = "bpe_simple_vocab_16e6.txt.gz"
 _START, _END = "<|startoftext|>", "<|endoftext|>"
+_OWN_NAMES = {_START: "<start_of_text>", _END: "<end_of_text>"}
 # What ftfy removes, or replaces by plain letters and quotes; and the HTML entities of ASCII and the space.
 _CONTROLS = r"[\x{0}-\x{8}\x{b}\x{e}-\x{1f}\x{7f}\x{206a}-\x{206f}\x{feff}\x{fff9}-\x{fffc}]"
 _SINGLE_QUOTES, _DOUBLE_QUOTES = r"[\x{2bc}\x{2018}-\x{201b}]", r"[\x{201c}-\x{201f}]"
@@ -50,6 +51,8 @@ def import_open_clip_tokenizer(folder: Path, section: TextSection, text: TextTow
         )
     else:
         tokenizer = _own_tokenizer(folder)
+    if not section.hf_tokenizer_name:
+        tokenizer = _with_own_names(tokenizer)
     if text.has_fixed_length and not section.hf_tokenizer_name:  # open_clip's own pads with zeros
         tokenizer.enable_padding(length=section.context_length, pad_id=0, pad_token=tokenizer.id_to_token(0))
     check_tokenizer(tokenizer, text, str(folder))
@@ -120,6 +123,14 @@ def _end_with_padding(tokenizer: Any) -> None:
     tokenizer.post_processor = TemplateProcessing(
         single=f"{start} $A {zero}", special_tokens=[(start, tokenizer.token_to_id(start)), (zero, 0)]
     )
+
+
+def _with_own_names(tokenizer: Any) -> Any:
+    """Name start and end as open_clip's own tokeniser does, to which CLIP's names in a caption are text like other."""
+    content: str = tokenizer.to_str()
+    for name, own in _OWN_NAMES.items():  # also in the pattern by which a caption is split
+        content = content.replace(name, own).replace(name.replace("|", r"\\|"), own)
+    return parse_tokenizer(content, TOKENIZER_FILE)
 
 
 def _own_tokenizer(folder: Path) -> Any:

@@ -4,14 +4,16 @@ Source: transformers 5.23, ViTImageProcessor and CLIPImageProcessor; `resample` 
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from shards.convert.sentence_transformers import find_sentence_model
+from shards.convert.siglip_tokenizer import FINAL_SIGMA, convert_siglip_tokenizer, is_siglip_tokenizer
 from shards.file_schema import read_json
-from shards.model_config import TOKENIZER_FILE
+from shards.model_config import CONFIG_FILE, TOKENIZER_FILE
 from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 from shards.tokenizer import check_tokenizer, parse_tokenizer
@@ -21,6 +23,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_FILE = "preprocessor_config.json"
 VIDEO_PROCESSOR_FILE = "video_preprocessor_config.json"
 COMBINED_PROCESSOR_FILE = "processor_config.json"
+LEAST_TOKENS = 3  # a limit below leaves no token of a caption between its first and its last
 SENTINEL = re.compile(r"<extra_id_\d+>")
 """Name of one of T5's sentinels, which mark gaps in its training."""
 
@@ -80,8 +83,8 @@ def read_processor(folder: Path, kind: Literal["image", "video"] = "image") -> t
     """Read a processor's settings, from its own file or one shared with a tokeniser, or raise a ModelError."""
     file = PROCESSOR_FILE if kind == "image" else VIDEO_PROCESSOR_FILE
     own, path = folder / file, folder / COMBINED_PROCESSOR_FILE
-    # transformers looks for an image processor's own file first, for a video processor's last.
-    if own.is_file() and (kind == "image" or not path.is_file() or "video_processor" not in read_json(path, "")):
+    # transformers takes what is in the shared file first.
+    if own.is_file() and not (path.is_file() and f"{kind}_processor" in read_json(path, "")):
         return own, read_json(own, "")
     tree = read_json(path, f"save the {kind} processor beside the model, too ({file})")
     settings = tree.get(f"{kind}_processor")
@@ -174,17 +177,30 @@ def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
 
 
 def _class_settings(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of the class that a file names; raises a ModelError if it prepares images in its own way."""
+    """Return the defaults of the class that a file names, else of the model's own.
+
+    Raises a ModelError if it prepares images in a way of its own.
+    """
     from transformers.image_processing_backends import TorchvisionBackend
-    from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
+    from transformers.models.auto.image_processing_auto import (
+        IMAGE_PROCESSOR_MAPPING_NAMES,
+        get_image_processor_class_from_name,
+    )
 
     if "video_processor_type" in settings:
         return _video_class_settings(path, str(settings["video_processor_type"]))
     older = str(settings.get("feature_extractor_type") or "").replace("FeatureExtractor", "ImageProcessor")
     name = str(settings.get("image_processor_type") or older).removesuffix("Fast")
-    found = get_image_processor_class_from_name(name) if name else None
-    if found is None:
+    if not name and (config := path.with_name(CONFIG_FILE)).is_file():
+        kinds = IMAGE_PROCESSOR_MAPPING_NAMES.get(str(read_json(config, "").get("model_type")), {})
+        name = kinds.get("torchvision") or ""
+    if not name:
         return {}
+    found = get_image_processor_class_from_name(name)
+    if found is None:
+        raise ModelError(
+            f"{path}: transformers has no {name}, so what it does to images isn't known; save one of its own"
+        )
     changed = [step for step in _STEPS if getattr(found, step, None) is not getattr(TorchvisionBackend, step)]
     if issubclass(found, TorchvisionBackend) and changed and name not in _EQUAL_CLASSES:
         raise ModelError(
@@ -292,11 +308,12 @@ def drop_sentinels(tokenizer: Any, num_vocabulary: int) -> Any:
 
 
 def lower_case(tokenizer: Any) -> None:
-    """Put lower case before a tokeniser's own normaliser."""
-    from tokenizers import normalizers
+    """Put lower case, as Python's, before a tokeniser's own normaliser."""
+    from tokenizers import Regex, normalizers
 
     own = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+    steps = [normalizers.Replace(Regex(FINAL_SIGMA), "ς"), normalizers.Lowercase(), *own]
+    tokenizer.normalizer = normalizers.Sequence(steps)
 
 
 def max_caption_tokens(folder: Path, text: TextTower) -> int:
@@ -305,7 +322,7 @@ def max_caption_tokens(folder: Path, text: TextTower) -> int:
         return min(sentence.limit[1], text.max_tokens)
     path = folder / TOKENIZER_CONFIG_FILE
     limit = read_json(path, "").get("model_max_length") if path.is_file() else None
-    if not isinstance(limit, int | float):
+    if not isinstance(limit, int | float) or not LEAST_TOKENS <= limit < math.inf:
         return text.max_tokens
     return min(int(limit), text.max_tokens)  # transformers writes 1e30 where no limit was set
 
@@ -330,8 +347,6 @@ def _padding_of(token: str | None, token_id: int | None, side: str = "right") ->
 
 def _load_through_transformers(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Load a tokeniser and its padding as transformers does; SigLIP's, which has no fast form there, as one of ours."""
-    from shards.convert.siglip_tokenizer import convert_siglip_tokenizer, is_siglip_tokenizer
-
     settings = read_json(folder / TOKENIZER_CONFIG_FILE, "") if (folder / TOKENIZER_CONFIG_FILE).is_file() else {}
     if is_siglip_tokenizer(folder, settings):
         tokenizer, pad_token = convert_siglip_tokenizer(folder, settings)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shards.convert.known_files import describe_import, write_record
-from shards.convert.one_tower import convert_one_tower
+from shards.convert.one_tower import import_one_tower
 from shards.convert.preprocessing import load_fast_tokenizer
 from shards.model_config import ModelConfig, find_model_folder
 from shards.model_errors import ModelError
@@ -57,6 +57,6 @@ def import_reranker(src: str | Path, out: str | Path, *, name: str | None = None
             yield f"{side}_head.projection.weight", weight.clone()
             yield f"{side}_head.projection.bias", torch.tensor([0.0, 1.0])
 
-    config = convert_one_tower(folder, Path(out), name or Path(src).name, pair=(RULE, FRONT), heads=heads)
+    config = import_one_tower(folder, Path(out), name or Path(src).name, pair=(RULE, FRONT), heads=heads)
     write_record(Path(out), describe_import(folder, "transformers", config, None))
     return config

@@ -16,7 +16,7 @@ from shards.convert.timm_vision import build_timm_model, load_timm_model, read_t
 from shards.convert.transformers_model import check_all_used, import_tensor, joined_tensor, read_tower, resize_tower
 from shards.convert.whole_models import describe_saved, read_timm_model
 from shards.file_schema import describe, read_json
-from shards.model_config import CONFIG_FILE, ModelConfig, find_model_folder
+from shards.model_config import CONFIG_FILE, ModelConfig
 from shards.model_errors import ModelError
 from shards.preprocess import PreprocessConfig
 from shards.saving import staged_model, write_weights
@@ -32,24 +32,22 @@ if TYPE_CHECKING:
 DEFAULT_CAPTION_TOKENS: int = PreprocessConfig.model_fields["max_caption_tokens"].default
 
 
-def import_tower(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+def import_tower(folder: Path, out: Path, name: str) -> ModelConfig:
     """Convert a tower saved by transformers, with or without a head, into a model folder of only that tower.
 
-    Its vectors are the library's own pooled features, without a projection. `src` includes the tokeniser or image
-    processor; `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if
-    the checkpoint has something that can't be mapped, or lacks something.
+    Its vectors are the library's own pooled features, without a projection. `folder` includes the tokeniser or image
+    processor. Raises a ModelError if the checkpoint has something that can't be mapped, or lacks something.
     """
-    folder = find_model_folder(src)
     path = folder / CONFIG_FILE
     tree = read_json(path, "give the folder of a model that transformers saved")
     model_type = str(tree.get("model_type"))
-    with checkpoint_weights(folder, Path(out)) as weights:
+    with checkpoint_weights(folder, out) as weights:
         files = bare_names(weights)
         tower = read_tower(model_type, "only", tree, frozenset(files), path)
-        config = _config(tower, folder, name or Path(src).name, IMPORTS[model_type])
+        config = _config(tower, folder, name, IMPORTS[model_type])
         tokenizer = import_tokenizer(folder, tower) if isinstance(tower, TextTower) else None
         left_over = ("pooler.",) if find_sentence_model(folder) is not None else ()
-        with dense_weights(folder, Path(out)) as dense, staged_model(Path(out), config, tokenizer) as stage:
+        with dense_weights(folder, out) as dense, staged_model(out, config, tokenizer) as stage:
             write_weights(stage, _tensors(files, config, model_type, tower.front_shapes(), dense, left_over))
     return config
 
@@ -64,17 +62,15 @@ def read_tower_config(folder: Path, name: str) -> ModelConfig:
     return _config(tower, folder, name, IMPORTS[model_type], is_complete=False)
 
 
-def import_timm(src: str | Path, out: str | Path, *, name: str | None = None) -> ModelConfig:
+def import_timm(folder: Path, out: Path, name: str) -> ModelConfig:
     """Convert a vision tower saved by timm (config.json and weights) into a model folder, without its classifier.
 
-    `out` must be missing or empty; `name` defaults to the name of the folder `src`. Raises a ModelError if the
-    checkpoint has something that can't be mapped, or lacks something.
+    Raises a ModelError if the checkpoint has something that can't be mapped, or lacks something.
     """
-    folder = find_model_folder(src)
     module = load_timm_model(folder)
-    config = _timm_config(module, folder, name or Path(src).name)
+    config = _timm_config(module, folder, name)
     weights = {f"vision.{each}": tensor for each, tensor in module.state_dict().items()}
-    with staged_model(Path(out), config, None) as stage:
+    with staged_model(out, config, None) as stage:
         write_weights(stage, ((each, weights[each]) for each in model_shapes(config)))
     return config
 

@@ -215,6 +215,8 @@ def _parse_entry(entry: str) -> tuple[int, DeviceType]:
         raise ModelError(f"devices: {entry!r} has none of them; leave it out, or give a number from 1 up")
     if match["memory"]:
         memory_bytes = int(float(match["memory"]) * _UNITS[match["unit"]])
+        if memory_bytes < 1:
+            raise ModelError(f"devices: {entry!r} has no memory; leave it out, or give the memory of one device")
         name = f"{device.name}:{match['memory']}{match['unit']}"
         device = replace(device, name=name, memory_bytes=memory_bytes)
     if match["price"]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from shards.ranges import LayerRange
-from shards.towers.base import ModelClass, Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
-from shards.towers.clip import ClipTextTower, clip_text_names
-from shards.towers.from_transformers import check_settings, one_side, vision_fields
+from shards.towers.base import ModelClass, Rows, Shapes, TowerImport, linear_shapes
+from shards.towers.clip import ClipTextTower
+from shards.towers.from_transformers import check_settings, own_names, read_settings, vision_fields
 from shards.towers.vit import VitTower
+from shards.towers.vit_imports import find_names
 
 if TYPE_CHECKING:
     import torch
@@ -62,12 +63,9 @@ class Aimv2VisionTower(VitTower):
         pooled: torch.Tensor = module.attn_pool(module.norm(x_FLD.float()))
         return pooled
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features by timm's own forward function and transformers' head."""
-        del lengths, grids
-        pooled: torch.Tensor = module.attn_pool(module.forward_features(values))
+        pooled: torch.Tensor = module.attn_pool(module.forward_features(rows.values))
         return pooled
 
 
@@ -78,6 +76,7 @@ class Aimv2TextTower(ClipTextTower):
     kernels_per_layer = 28
     library_class = "Aimv2TextModel"
     head_prefixes = ("rms_norm.",)
+    has_gated_mlp = True
 
     family: Literal["aimv2_text"] = "aimv2_text"  # type: ignore[assignment]
     hidden_size: int = Field(768, ge=1)
@@ -101,15 +100,6 @@ class Aimv2TextTower(ClipTextTower):
         """Return the shapes of the last norm."""
         return {"rms_norm.weight": (self.hidden_size,)}
 
-    def flops(self, num_tokens: int) -> TowerFlops:
-        """Count the operations for one caption."""
-        # A gated MLP has three products where others have two.
-        return TowerFlops(0, attention_flops(num_tokens, self.hidden_size, 3 * self.intermediate_size // 2), 0)
-
-    def workspace_values(self, num_tokens: int) -> int:
-        """Count residual, norm, q, k, v, and value, gate and product of a layer's MLP."""
-        return num_tokens * (5 * self.hidden_size + 3 * self.intermediate_size)
-
     def library_settings(self) -> dict[str, Any]:
         """Return the settings of transformers' configuration, by its names."""
         settings = self.model_dump(exclude={"family", "pad_token_id", "layer_norm_eps"})
@@ -121,12 +111,6 @@ class Aimv2TextTower(ClipTextTower):
         for layer in module.encoder.layers:
             layer.attention.is_causal = True
         return module
-
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        super().prune(module, layers)
-        if not layers.holds_head(self.num_layers):
-            module.rms_norm = None
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run layers in order, in which each token sees the previous ones."""
@@ -143,9 +127,9 @@ class Aimv2TextTower(ClipTextTower):
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> Aimv2TextTower:
     del names
-    keys = {"layer_norm_eps": "rms_norm_eps", "pad_token_id": "eos_token_id"}  # no token sees what follows the end
-    fields = {key: getattr(theirs, keys.get(key, key)) for key in Aimv2TextTower.model_fields if key != "family"}
-    return check_settings(Aimv2TextTower, where, theirs, {}, **fields)
+    padding = theirs.eos_token_id  # no token sees what follows the end
+    own = {"layer_norm_eps": theirs.rms_norm_eps, "pad_token_id": padding}
+    return read_settings(Aimv2TextTower, where, theirs, {}, **own)
 
 
 def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
@@ -156,7 +140,6 @@ def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
         theirs,
         {"num_channels": 3, "is_native": False, "hidden_act": "silu", "mlp_bias": theirs.qkv_bias},
         **vision_fields(theirs, where),
-        image_size=one_side(theirs.image_size, "vision_config.image_size", where),
         class_token=False,
         pool="avg",
         norm="rms",
@@ -168,7 +151,8 @@ def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
     )
 
 
-_MODULES = {
+_TOP = {
+    "pos_embed": "embeddings.position_embedding.weight",
     "patch_embed.proj": "embeddings.patch_embed",
     "patch_embed.norm": "embeddings.rms_norm",
     "norm": "rms_norm",
@@ -187,21 +171,15 @@ _BLOCK = {
 def aimv2_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     """Return transformers' names of one of a ViT's tensors."""
     del names
-    if name == "pos_embed":
-        return ("embeddings.position_embedding.weight",)
     if name.startswith("attn_pool."):
         return (name.replace("attn_pool.", "head.", 1),)
-    module, _, leaf = name.rpartition(".")
-    if module in _MODULES:
-        return (f"{_MODULES[module]}.{leaf}",)
-    _, layer, part = module.split(".", 2)
-    return tuple(f"encoder.layers.{layer}.{theirs}.{leaf}" for theirs in _BLOCK[part])
+    return find_names(name, _TOP, _BLOCK, "encoder.layers.")
 
 
 TOWERS = (Aimv2VisionTower, Aimv2TextTower)
 _POSITIONS = ("embeddings.position_ids",)
 IMPORTS = {
     "aimv2_vision_model": TowerImport("Aimv2VisionConfig", _read_vision, aimv2_vision_names, ignored=_POSITIONS),
-    "aimv2_text_model": TowerImport("Aimv2TextConfig", _read_text, clip_text_names, ignored=_POSITIONS),
+    "aimv2_text_model": TowerImport("Aimv2TextConfig", _read_text, own_names, ignored=_POSITIONS),
 }
 CLASSES = {"aimv2": ModelClass("aimv2_vision_model", "aimv2_text_model")}

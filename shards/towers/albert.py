@@ -100,23 +100,6 @@ class AlbertTower(TextEncoderTower):
             head=2 * self.hidden_size**2 if self.pool == "pooler" else 0,
         )
 
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these applications doesn't own; the others keep their names."""
-        from torch import nn
-
-        groups = self.weight_numbers(layers)
-        for group in range(self.num_hidden_groups):
-            if group not in groups:
-                module.encoder.albert_layer_groups[group] = nn.Identity()
-        if not layers.holds_front():
-            module.embeddings = module.encoder.embedding_hidden_mapping_in = None
-        if not layers.holds_head(self.num_layers):
-            module.pooler = None
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the encoder; its mapping to the layers' width is one of its linear layers."""
-        return module.encoder
-
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run token, position and type embeddings, then the mapping to the layers' width; (N,) to (R, T, D)."""
         ids_RT = layout.pad(values, fill=self.pad_token_id)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from shards.ranges import LayerRange
 from shards.towers import clip
-from shards.towers.base import ModelClass, Shapes, TowerFlops, linear_shapes, norm_shapes
+from shards.towers.base import ModelClass, Rows, Shapes, TowerFlops, linear_shapes, norm_shapes
 from shards.towers.bert import RobertaTower
 from shards.towers.text_encoder import encoder_import, encoder_names
 
@@ -62,22 +61,14 @@ class AltClipTextTower(RobertaTower):
         module.transformation = nn.Linear(self.hidden_size, self.project_dim)
         return module
 
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        super().prune(module, layers)
-        if not layers.holds_head(self.num_layers):
-            module.pre_LN = module.transformation = None
-
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run norm and linear layer on the first token of each caption, in float32; (R, T, D) to (R, project_dim)."""
         del layout
         return self._transform(module, x_FLD[:, 0])
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function of the encoder."""
-        return self._transform(module, super().reference(module, values, lengths, grids))
+        return self._transform(module, super().reference(module, rows))
 
     def _transform(self, module: Any, first_FD: torch.Tensor) -> torch.Tensor:
         transformed: torch.Tensor = module.transformation(module.pre_LN(first_FD.float()))

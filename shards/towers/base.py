@@ -29,6 +29,7 @@ Shapes = dict[str, Shape]
 Part = Literal["front", "layers", "head"]
 
 PARTS: tuple[Part, ...] = ("front", "layers", "head")
+SHARE_TOKENS = 256  # of a caption, by which layers of several kinds are compared: as many as a picture has
 CLIP = "{clip}"
 """Mark in `OneTowerImport.clip_frame`."""
 
@@ -250,10 +251,16 @@ class Tower(ModelSection):
         """Return the side of the squares of patches that become one token."""
         return 1
 
+    def layer_flops(self, num_tokens: int) -> list[float]:
+        """Count the operations of each layer for one input; empty if all layers are equal."""
+        del num_tokens
+        return []
+
     @property
     def layer_shares(self) -> tuple[float, ...]:
         """Operations of each layer relative to their mean, as its seconds are estimated; empty if all are equal."""
-        return ()
+        flops = self.layer_flops(SHARE_TOKENS)
+        return tuple(each * len(flops) / sum(flops) for each in flops)
 
     @property
     def usual_layers(self) -> tuple[int, int] | None:
@@ -341,16 +348,8 @@ class Tower(ModelSection):
     def build(self) -> Any:
         """Build the whole tower on torch's current default device; weights are loaded later."""
 
-    @abstractmethod
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove the modules that a shard with these layers doesn't own; the others keep their names."""
-
     def fill_buffers(self, module: Any, device: torch.device) -> None:
         """Fill the buffers that no weight file holds, once the weights are loaded."""
-
-    @abstractmethod
-    def layer_modules(self, module: Any) -> Any:
-        """Return the module that holds the layers; int8 replaces its linear layers."""
 
     @abstractmethod
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Layout:
@@ -421,10 +420,8 @@ class Tower(ModelSection):
         """Run norm and pooling in float32 after the last layer; (F, L, D) to (F, D)."""
 
     @abstractmethod
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Compute pooled features (F, D) by the library's forward function; arguments as for `front` and `layout`."""
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
+        """Compute pooled features (F, D) by the library's forward function; images are normalised, as for `front`."""
 
     def use_plain_attention(self, module: Any) -> None:
         """Turn off fused attention."""

@@ -14,19 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from shards.ranges import LayerRange
-from shards.towers.base import (
-    ModelClass,
-    Shapes,
-    TowerFlops,
-    TowerImport,
-    attention_flops,
-    linear_shapes,
-    norm_shapes,
-)
-from shards.towers.from_transformers import check_settings, one_side, vision_fields
+from shards.towers.base import ModelClass, Shapes, TowerImport, linear_shapes, norm_shapes
+from shards.towers.from_transformers import check_settings, own_names, read_settings, vision_fields
 from shards.towers.text_encoder import TextEncoderTower
 from shards.towers.vit import VitTower
-from shards.towers.vit_imports import vision_activation
+from shards.towers.vit_imports import find_names, vision_activation
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +31,7 @@ class PreNormTextTower(TextEncoderTower):
 
     layer_prefix = "encoder.layers."
     head_prefixes = ("final_layer_norm.",)
+    masks_padding = False
 
     def front_shapes(self) -> Shapes:
         """Return the shapes of the token and position tables."""
@@ -63,31 +56,6 @@ class PreNormTextTower(TextEncoderTower):
         """Return the shapes of the last norm."""
         return norm_shapes("final_layer_norm", self.hidden_size)
 
-    def flops(self, num_tokens: int) -> TowerFlops:
-        """Count the operations for one caption; its front only looks up tokens."""
-        layer = attention_flops(self.tokens_in(num_tokens), self.hidden_size, self.intermediate_size)
-        return TowerFlops(0, layer, 0)
-
-    def library_options(self) -> dict[str, Any]:
-        """Return no options besides the configuration."""
-        return {}
-
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        from torch import nn
-
-        for layer in range(self.num_layers):
-            if not layers.start <= layer < layers.stop:
-                module.encoder.layers[layer] = nn.Identity()
-        if not layers.holds_front():
-            module.embeddings = None
-        if not layers.holds_head(self.num_layers):
-            module.final_layer_norm = None
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the layers."""
-        return module.encoder.layers
-
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run the last norm over the last token of each caption, in float32; (R, T, D) to (R, D)."""
         import torch
@@ -99,16 +67,6 @@ class PreNormTextTower(TextEncoderTower):
         """Run the last norm on the last token of each caption."""
         normed: torch.Tensor = module.final_layer_norm(last_FD)
         return normed
-
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Compute pooled features by transformers' own forward function, which doesn't mask padding."""
-        del grids
-        layout = self.layout(lengths).move_to(lambda each: each.to(values.device))
-        ids_RT = layout.pad(values, fill=self.pad_token_id)
-        pooled: torch.Tensor = module(input_ids=ids_RT).pooler_output
-        return pooled
 
 
 class ClipTextTower(PreNormTextTower):
@@ -149,18 +107,9 @@ class ClipTextTower(PreNormTextTower):
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> ClipTextTower:
     del names
-    fields = {key: getattr(theirs, key) for key in ClipTextTower.model_fields if key != "family"}
-    if fields["eos_token_id"] == 2:
-        # A mistake of older configurations, for which transformers pools at the highest id: the end token.
-        fields["eos_token_id"] = fields["vocab_size"] - 1
-    fields["pad_token_id"] = fields["eos_token_id"]
-    return check_settings(ClipTextTower, where, theirs, {}, **fields)
-
-
-def clip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Return transformers' name of a tensor, which is ours."""
-    del names
-    return (name,)
+    # 2 is a mistake of older configurations, for which transformers pools at the highest id: the end token.
+    end = theirs.vocab_size - 1 if theirs.eos_token_id == 2 else theirs.eos_token_id
+    return read_settings(ClipTextTower, where, theirs, {}, eos_token_id=end, pad_token_id=end)
 
 
 def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
@@ -172,13 +121,14 @@ def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
         theirs,
         {"num_channels": 3},
         **vision_fields(theirs, where),
-        image_size=one_side(theirs.image_size, "vision_config.image_size", where),
         pre_norm=True,
         activation=vision_activation(theirs.hidden_act, where),
     )
 
 
-_VISION_MODULES = {
+_VISION_TOP = {
+    "cls_token": "embeddings.class_embedding",
+    "pos_embed": "embeddings.position_embedding.weight",
     "patch_embed.proj": "embeddings.patch_embedding",
     "norm_pre": "pre_layrnorm",
     "norm": "post_layernorm",
@@ -196,21 +146,13 @@ _VISION_BLOCK = {
 def clip_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     """Return transformers' names of one of a ViT's tensors; older versions nest the tower in one more module."""
     nested = "vision_model." if any(each.startswith("vision_model.") for each in names) else ""
-    if name == "cls_token":
-        return (f"{nested}embeddings.class_embedding",)
-    if name == "pos_embed":
-        return (f"{nested}embeddings.position_embedding.weight",)
-    module, _, leaf = name.rpartition(".")
-    if module in _VISION_MODULES:
-        return (f"{nested}{_VISION_MODULES[module]}.{leaf}",)
-    _, layer, part = module.split(".", 2)
-    return tuple(f"{nested}encoder.layers.{layer}.{theirs}.{leaf}" for theirs in _VISION_BLOCK[part])
+    return tuple(nested + each for each in find_names(name, _VISION_TOP, _VISION_BLOCK, "encoder.layers."))
 
 
 TOWERS = (ClipTextTower,)
 _POSITIONS = ("embeddings.position_ids", "vision_model.embeddings.position_ids")  # derived from the shapes
 IMPORTS = {
-    "clip_text_model": TowerImport("CLIPTextConfig", _read_text, clip_text_names, ignored=_POSITIONS),
+    "clip_text_model": TowerImport("CLIPTextConfig", _read_text, own_names, ignored=_POSITIONS),
     "clip_vision_model": TowerImport("CLIPVisionConfig", _read_vision, clip_vision_names, ignored=_POSITIONS),
 }
 CLASSES = {"clip": ModelClass("clip_vision_model", "clip_text_model")}

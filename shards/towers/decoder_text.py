@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shards.ranges import LayerRange
 from shards.towers.base import Shapes, linear_shapes
 from shards.towers.text_encoder import TextEncoderTower
 
@@ -38,35 +37,6 @@ class DecoderTextTower(TextEncoderTower):
             | linear_shapes("mlp.up_proj", width, hidden, bias=False)
             | linear_shapes("mlp.down_proj", hidden, width, bias=False)
         )
-
-    def library_options(self) -> dict[str, Any]:
-        """Return no options: there is no pooler to leave out."""
-        return {}
-
-    def prune(self, module: Any, *ranges: LayerRange) -> None:
-        """Remove all modules that none of the ranges of layers owns; the others keep their names."""
-        from torch import nn
-
-        owned = {layer for each in ranges for layer in range(each.start, each.stop)}
-        for layer in range(self.num_layers):
-            if layer not in owned:
-                module.layers[layer] = nn.Identity()
-        if 0 not in owned:
-            module.embed_tokens = None
-        if self.num_layers - 1 not in owned:
-            for prefix in self.head_prefixes:
-                setattr(module, prefix.removesuffix("."), None)
-
-    def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the frequencies of the rotary positions, which every range of layers needs."""
-        import torch
-
-        with torch.device(device):
-            module.rotary_emb = type(module.rotary_emb)(module.config)
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the layers."""
-        return module.layers
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Look up the tokens; (N,) to (R, L, D)."""

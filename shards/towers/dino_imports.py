@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shards.model_errors import ModelError
 from shards.towers.base import TowerImport
 from shards.towers.eva import EvaTower
-from shards.towers.from_transformers import check_settings, one_side, vision_fields
+from shards.towers.from_transformers import check_settings, vision_fields
 from shards.towers.vit import VitTower
 from shards.towers.vit_imports import vision_activation
 
@@ -81,7 +81,6 @@ def _read_dinov2(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
         theirs,
         {"num_channels": 3},
         **vision_fields(theirs, where, mlp_width=hidden),
-        image_size=one_side(theirs.image_size, "vision_config.image_size", where),
         mlp="swiglu_packed" if theirs.use_swiglu_ffn else "mlp",
         qkv_bias=theirs.qkv_bias,
         init_values=theirs.layerscale_value,
@@ -106,7 +105,6 @@ def _read_dinov3(theirs: Any, names: frozenset[str], where: Path) -> EvaTower:
         theirs,
         {"num_channels": 3, "proj_bias": True, "mlp_bias": True, "hidden_act": act},
         **vision_fields(theirs, where),
-        image_size=one_side(theirs.image_size, "vision_config.image_size", where),
         mlp="swiglu" if theirs.use_gated_mlp else "mlp",
         qkv_bias=theirs.query_bias,
         attention="rope" if theirs.key_bias else "eva",

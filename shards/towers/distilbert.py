@@ -66,14 +66,6 @@ class DistilBertTower(TextEncoderTower):
         """Return the settings of transformers' configuration, by its names."""
         return {_THEIR_KEYS.get(key, key): value for key, value in super().library_settings().items()}
 
-    def library_options(self) -> dict[str, Any]:
-        """Return no options: there is no pooler to leave out."""
-        return {}
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the layers."""
-        return module.transformer.layer
-
 
 TOWERS = (DistilBertTower,)
 IMPORTS = {

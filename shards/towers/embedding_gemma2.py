@@ -24,6 +24,7 @@ from shards.towers.base import (
     CheckpointPlace,
     OneTowerImport,
     Part,
+    Rows,
     Shape,
     Shapes,
     attention_flops,
@@ -37,7 +38,6 @@ from shards.towers.text_encoder import TextEncoderTower
 if TYPE_CHECKING:
     import torch
 
-    from shards.activations import TowerState
     from shards.layouts import Move, Padding
 
 MAX_PATCHES = 280 * 3**2  # 280 tokens, the processor's default
@@ -160,7 +160,9 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
         del layer
         return attention_flops(self.max_patches, self.hidden_size, 3 * self.intermediate_size // 2)
 
-    def _layer_flops(self) -> list[float]:
+    def layer_flops(self, num_tokens: int) -> list[float]:
+        """Count the operations of each layer for one image."""
+        del num_tokens
         squares = self.max_patches // self.spatial_merge_size**2
         blocks = [self._block_flops(layer) for layer in range(self.depth)]
         return [*blocks, 2 * squares * self.hidden_size * self.dim, *self.decoder.layer_flops(self.decoder_tokens)]
@@ -196,32 +198,12 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
             module.embed_vision = EmbeddingGemma2MultimodalEmbedder(config, texts)
         return module
 
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        from torch import nn
-
-        for layer in range(self.depth):
-            if not layers.start <= layer < layers.stop:
-                module.encoder.layers[layer] = nn.Identity()
-        if not layers.start <= self.depth < layers.stop:
-            module.embed_vision = None
-            if self.standardize:
-                module.std_bias = module.std_scale = None
-        if not layers.holds_front():
-            module.patch_embedder = None
-
     def fill_buffers(self, module: Any, device: torch.device) -> None:
         """Fill the frequencies of the rotary positions, which every vision block needs."""
         import torch
 
         with torch.device(device):
             module.encoder.rotary_emb = type(module.encoder.rotary_emb)(module.config)
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the blocks and what follows them."""
-        from torch import nn
-
-        return nn.ModuleList([each for each in (module.encoder, module.embed_vision) if each is not None])
 
     def pixel_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return float32: the library scales pixels in it."""
@@ -285,22 +267,16 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
         """Average the tokens of each picture, as of a text; packed tokens to (F, E)."""
         return self.decoder.pool_tokens(module.decoder, layout.tokens.pad(x_FLD), layout.tokens)
 
-    def reference(
-        self,
-        module: Any,
-        values: torch.Tensor,
-        lengths: torch.Tensor,
-        grids: torch.Tensor | None = None,
-        text: TowerState | None = None,
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function."""
-        layout: Any = self._layout(lengths, grids, text).move_to(lambda each: each.to(values.device))
+        whole = self.arrange(rows, LayerRange(0, self.num_layers))
+        layout: Any = whole.move_to(lambda each: each.to(rows.values.device))
         model = self._assemble(module, self._unused_id(layout))
         ids = layout.ids.flatten().index_fill(0, layout.picture, model.config.image_token_id).view_as(layout.ids)
         output = model(
             input_ids=ids,
             attention_mask=layout.tokens.is_token.long(),
-            pixel_values=layout.patches.rectangle.pad(values),
+            pixel_values=layout.patches.rectangle.pad(rows.values),
             image_position_ids=layout.patches.places,
         )
         return TextEncoderTower.pool_tokens(self.decoder, module.decoder, output.last_hidden_state, layout.tokens)

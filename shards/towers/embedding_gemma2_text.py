@@ -17,16 +17,14 @@ from pydantic import Field, model_validator
 from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
-from shards.towers.base import Shape, Shapes, TowerFlops, linear_shapes
+from shards.towers.base import Rows, Shape, Shapes, TowerFlops, linear_shapes
 from shards.towers.decoder_text import DecoderTextTower
-from shards.towers.from_transformers import check_settings
+from shards.towers.from_transformers import read_settings
 from shards.towers.qwen3_vl_text import MAX_CAPTION_TOKENS
 from shards.towers.text_encoder import FULL, SLIDING, TextActivation, window_mask
 
 if TYPE_CHECKING:
     import torch
-
-SHARE_TOKENS = 256  # of a caption, by which layers of both kinds are compared: as many as a picture has
 
 
 class EmbeddingGemma2TextTower(DecoderTextTower):
@@ -131,12 +129,6 @@ class EmbeddingGemma2TextTower(DecoderTextTower):
         return found
 
     @property
-    def layer_shares(self) -> tuple[float, ...]:
-        """Operations of each layer relative to their mean."""
-        flops = self.layer_flops(SHARE_TOKENS)
-        return tuple(each * len(flops) / sum(flops) for each in flops)
-
-    @property
     def kinds_of_layers(self) -> tuple[tuple[int, int], ...]:
         """The first layer with a window, and the first without."""
         kinds = self.layer_types
@@ -221,17 +213,9 @@ class EmbeddingGemma2TextTower(DecoderTextTower):
         vars(module)["ple"] = lambda first: torch.stack([self._read_first(each, first) for each in module.layers], 2)
         return module
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function."""
-        return super().reference(self.whole_module(module), values, lengths, grids)
-
-
-_SAME = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    *("hidden_size_per_layer_input", "embedding_dim", "rms_norm_eps", "sliding_window"),
-)
+        return super().reference(self.whole_module(module), rows)
 
 
 def read_texts(theirs: Any, where: Path) -> EmbeddingGemma2TextTower:
@@ -244,12 +228,11 @@ def read_texts(theirs: Any, where: Path) -> EmbeddingGemma2TextTower:
                 f"{where}: embedding_gemma2: {kind} has rope_parameters {rope.get(kind)}; only a base can be imported"
             )
     local, last = (theirs.per_layer_config[kinds.index(kind) if kind in kinds else -1] for kind in (SLIDING, FULL))
-    tower = check_settings(
+    tower = read_settings(
         EmbeddingGemma2TextTower,
         where,
         theirs,
         {"attention_bias": False},
-        **{key: getattr(theirs, key) for key in _SAME},
         num_key_value_heads=local.num_key_value_heads,
         head_dim=local.head_dim,
         num_global_key_value_heads=last.num_key_value_heads,

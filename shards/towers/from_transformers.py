@@ -67,9 +67,15 @@ def check_settings(family: type[T], where: Path, theirs: Any, expected: Mapping[
         raise ModelError(f"{where}: {theirs.model_type}: {describe(error)}") from None
 
 
+def read_settings(family: type[T], where: Path, theirs: Any, expected: Mapping[str, object], **given: Any) -> T:
+    """Make a tower of the fields given, and of the settings that have the others' names; may raise a ModelError."""
+    same = {key: getattr(theirs, key) for key in family.model_fields if key not in {"family", "pool", *given}}
+    return check_settings(family, where, theirs, expected, **same, **given)
+
+
 def vision_fields(theirs: Any, where: Path, mlp_width: int | None = None) -> dict[str, Any]:
     """Read a vision tower's common fields; `mlp_width` if there is no `intermediate_size`; may raise a ModelError."""
-    return {
+    fields = {
         "patch_size": one_side(theirs.patch_size, "vision_config.patch_size", where),
         "width": theirs.hidden_size,
         "depth": theirs.num_hidden_layers,
@@ -77,6 +83,9 @@ def vision_fields(theirs: Any, where: Path, mlp_width: int | None = None) -> dic
         "mlp_ratio": mlp_ratio(theirs.hidden_size, theirs.intermediate_size if mlp_width is None else mlp_width),
         "norm_eps": theirs.rms_norm_eps if hasattr(theirs, "rms_norm_eps") else theirs.layer_norm_eps,
     }
+    if hasattr(theirs, "image_size"):
+        fields["image_size"] = one_side(theirs.image_size, "vision_config.image_size", where)
+    return fields
 
 
 def one_side(value: Any, key: str, where: Path) -> int:
@@ -85,3 +94,9 @@ def one_side(value: Any, key: str, where: Path) -> int:
     if len(sides) != 1:
         raise ModelError(f"{where}: {key} = {value!r}; only squares can be imported")
     return int(sides.pop())
+
+
+def own_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
+    """Return transformers' name of a tensor, which is ours."""
+    del names
+    return (name,)

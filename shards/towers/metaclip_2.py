@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from shards.towers import clip
 from shards.towers.base import ModelClass, TowerImport
-from shards.towers.clip import ClipTextTower, clip_text_names
-from shards.towers.from_transformers import check_settings
+from shards.towers.clip import ClipTextTower
+from shards.towers.from_transformers import own_names, read_settings
 
 
 class MetaClip2TextTower(ClipTextTower):
@@ -28,15 +28,14 @@ class MetaClip2TextTower(ClipTextTower):
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> MetaClip2TextTower:
     del names
-    fields = {key: getattr(theirs, key) for key in MetaClip2TextTower.model_fields if key != "family"}
-    fields["pad_token_id"] = fields["eos_token_id"]  # no token sees what follows the end
-    return check_settings(MetaClip2TextTower, where, theirs, {}, **fields)
+    padding = theirs.eos_token_id  # no token sees what follows the end
+    return read_settings(MetaClip2TextTower, where, theirs, {}, pad_token_id=padding)
 
 
 TOWERS = (MetaClip2TextTower,)
 IMPORTS = {
     "metaclip_2_text_model": TowerImport(
-        "MetaClip2TextConfig", _read_text, clip_text_names, ignored=("embeddings.position_ids",)
+        "MetaClip2TextConfig", _read_text, own_names, ignored=("embeddings.position_ids",)
     ),
     "metaclip_2_vision_model": clip.IMPORTS["clip_vision_model"],
 }

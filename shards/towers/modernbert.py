@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
-from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
-from shards.towers.from_transformers import check_settings
+from shards.towers.base import Shapes, TowerImport, linear_shapes
+from shards.towers.from_transformers import read_settings
 from shards.towers.text_encoder import (
     FULL,
     SLIDING,
@@ -41,6 +41,7 @@ class ModernBertTower(TextEncoderTower):
     library_class = "ModernBertModel"
     layer_prefix = "layers."
     head_prefixes = ("final_norm.",)
+    has_gated_mlp = True
 
     family: Literal["modernbert"] = "modernbert"
     vocab_size: int = Field(50368, ge=1)
@@ -96,15 +97,6 @@ class ModernBertTower(TextEncoderTower):
         """Return the shapes of the last norm."""
         return {"final_norm.weight": (self.hidden_size,)}
 
-    def flops(self, num_tokens: int) -> TowerFlops:
-        """Count the operations for one caption; a window saves none, because it is a mask over all tokens."""
-        # A gated MLP has three products where others have two.
-        return TowerFlops(0, attention_flops(num_tokens, self.hidden_size, 3 * self.intermediate_size // 2), 0)
-
-    def workspace_values(self, num_tokens: int) -> int:
-        """Count residual, norm, q, k, v, and value, gate and product of a layer's MLP."""
-        return num_tokens * (5 * self.hidden_size + 3 * self.intermediate_size)
-
     def library_settings(self) -> dict[str, Any]:
         """Return the settings of transformers' configuration, by its names."""
         bases = {FULL: self.global_rope_theta, SLIDING: self.local_rope_theta}
@@ -112,24 +104,6 @@ class ModernBertTower(TextEncoderTower):
             "layer_types": self.layer_types,
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         }
-
-    def library_options(self) -> dict[str, Any]:
-        """Return no options: there is no pooler to leave out."""
-        return {}
-
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        super().prune(module, layers)
-        if not layers.holds_head(self.num_layers):
-            module.final_norm = None
-
-    def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the frequencies of the rotary positions, which every range of layers needs."""
-        module.rotary_emb = type(module.rotary_emb)(module.config, device)
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the layers."""
-        return module.layers
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run layers in order, each with positions and mask of its kind."""
@@ -154,13 +128,11 @@ def _read(theirs: Any, names: frozenset[str], where: Path) -> ModernBertTower:
     for kind, settings in rope.items():
         if settings != {"rope_type": "default", "rope_theta": settings["rope_theta"]}:
             raise ModelError(f"{where}: modernbert: {kind} has rope_parameters {settings}; only a base can be imported")
-    fields = {key: getattr(theirs, key) for key in ModernBertTower.model_fields if key not in _OWN_KEYS}
-    tower = check_settings(
+    tower = read_settings(
         ModernBertTower,
         where,
         theirs,
         {"attention_bias": False, "mlp_bias": False, "norm_bias": False},
-        **fields,
         global_attn_every_n_layers=kinds.index(FULL, 1) if FULL in kinds[1:] else len(kinds),
         global_rope_theta=rope[FULL]["rope_theta"],
         local_rope_theta=rope[SLIDING]["rope_theta"],

@@ -144,12 +144,6 @@ class NaFlexTower(TimmVisionTower):
         )
         return bare_class(config, num_classes=0)
 
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        super().prune(module, layers)
-        if not layers.holds_front():
-            module.embeds = None
-
     def fill_buffers(self, module: Any, device: torch.device) -> None:
         """Store the position table channel by channel, as transformers up to 5.23 does.
 
@@ -289,12 +283,10 @@ class NaFlexTower(TimmVisionTower):
         pooled: torch.Tensor = module.forward_head(normed, pre_logits=True, patch_valid=layout.is_patch)
         return pooled
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features by timm's own forward functions, with timm's own mask."""
-        layout = self.layout(lengths, grids).move_to(lambda each: each.to(values.device))
-        patches, is_patch = layout.patches.pad(values), layout.is_patch
+        layout = self.layout(rows.lengths, rows.grids).move_to(lambda each: each.to(rows.values.device))
+        patches, is_patch = layout.patches.pad(rows.values), layout.is_patch
         features = module.forward_features(patches, patch_coord=layout.coordinates(), patch_valid=is_patch)
         pooled: torch.Tensor = module.forward_head(**features, pre_logits=True)
         return pooled
@@ -320,8 +312,7 @@ def _read_siglip2(theirs: Any, names: frozenset[str], where: Path) -> NaFlexTowe
         where,
         theirs,
         {"num_channels": 3, "vision_use_head": True},
-        **fields,
-        image_size=side * fields["patch_size"],
+        **(fields | {"image_size": side * fields["patch_size"]}),
         max_patches=theirs.num_patches,
         pos_embed_interp_mode="bilinear",
         activation=vision_activation(theirs.hidden_act, where),

@@ -27,7 +27,6 @@ from shards.towers.tower_kinds import TextTower, VisionTower
 if TYPE_CHECKING:
     import torch
 
-    from shards.activations import TowerState
     from shards.picture_layout import PatchLayout, PictureTokens
 
 
@@ -206,16 +205,9 @@ class PictureDecoderTower(VisionTower):
             shapes |= self._merger_shapes("merger", self.hidden_size)
         return shapes
 
-    @property
-    def layer_shares(self) -> tuple[float, ...]:
-        """Operations of each layer relative to their mean."""
-        flops = self._layer_flops()
-        return tuple(each * len(flops) / sum(flops) for each in flops)
-
     def flops(self, num_tokens: int) -> TowerFlops:
         """Count the operations for one image; those of a layer are the mean."""
-        del num_tokens
-        flops, pixels = self._layer_flops(), self.temporal_patch_size * self.patch_values
+        flops, pixels = self.layer_flops(num_tokens), self.temporal_patch_size * self.patch_values
         return TowerFlops(2 * self.max_patches * pixels * self.hidden_size, sum(flops) / len(flops), 0)
 
     def workspace_values(self, num_tokens: int) -> int:
@@ -230,12 +222,9 @@ class PictureDecoderTower(VisionTower):
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> PictureTokens:
         """Lay out images for all layers."""
-        return self._layout(lengths, grids, None)
-
-    def _layout(self, lengths: torch.Tensor, grids: torch.Tensor | None, text: TowerState | None) -> PictureTokens:
         from shards.activations import TowerState
 
-        return self.arrange(TowerState(lengths, lengths, grids, text), LayerRange(0, self.num_layers))
+        return self.arrange(TowerState(lengths, lengths, grids), LayerRange(0, self.num_layers))
 
     def arrange(self, rows: Rows, layers: LayerRange) -> PictureTokens:
         """Lay out images, with their texts, for a range of layers; raises a ModelError if grids don't match."""
@@ -334,10 +323,6 @@ class PictureDecoderTower(VisionTower):
     @abstractmethod
     def _merger_shapes(self, name: str, norm_width: int) -> Shapes:
         """Return the shapes of a merger, whose norm has this width."""
-
-    @abstractmethod
-    def _layer_flops(self) -> list[float]:
-        """Count the operations of each layer for one image."""
 
     @abstractmethod
     def _lay_out_patches(self, grids: torch.Tensor, layers: LayerRange) -> PatchLayout:

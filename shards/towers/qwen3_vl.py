@@ -24,6 +24,7 @@ from shards.towers.base import (
     CLIP,
     OneTowerImport,
     Part,
+    Rows,
     Shapes,
     attention_flops,
     linear_shapes,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from shards.activations import TowerState
     from shards.layouts import Move
 
 CHANNELS = 3
@@ -118,8 +118,9 @@ class Qwen3VlTower(PictureDecoderTower):
         """Return the part of the tower that a tensor belongs to; mergers are layers."""
         return "front" if name.startswith(("patch_embed.", "pos_embed.")) else "layers"
 
-    def _layer_flops(self) -> list[float]:
+    def layer_flops(self, num_tokens: int) -> list[float]:
         """Count the operations of each layer for one image."""
+        del num_tokens
         squares = self.max_patches // self.spatial_merge_size**2
         merger = 2 * squares * self.square_width * (self.square_width + self.dim)
         blocks = [
@@ -158,31 +159,12 @@ class Qwen3VlTower(PictureDecoderTower):
         package = self.library[0]
         return import_module(f"transformers.models.{package}.modeling_{package}")
 
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        from torch import nn
-
-        for layer in range(self.depth):
-            if not layers.start <= layer < layers.stop:
-                module.blocks[layer] = nn.Identity()
-                if layer in self.deepstack_visual_indexes:
-                    number = self.deepstack_visual_indexes.index(layer)
-                    module.deepstack_merger_list[number] = nn.Identity()
-        if not layers.start <= self.depth < layers.stop:
-            module.merger = None
-        if not layers.holds_front():
-            module.patch_embed = module.pos_embed = None
-
     def fill_buffers(self, module: Any, device: torch.device) -> None:
         """Fill the frequencies of the rotary positions, which every vision block needs."""
         import torch
 
         with torch.device(device):
             module.rotary_pos_emb = type(module.rotary_pos_emb)(module.config)
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the module itself: its linear layers are in blocks and mergers alone."""
-        return module
 
     def _lay_out_patches(self, grids: torch.Tensor, layers: LayerRange) -> PatchPlaces:
         """Find the places of patches, in front of the blocks in the position table, too."""
@@ -244,31 +226,25 @@ class Qwen3VlTower(PictureDecoderTower):
         last: torch.Tensor = module.decoder.norm(x_FLD[layout.tokens.num_tokens.cumsum(0) - 1].float())
         return last
 
-    def reference(
-        self,
-        module: Any,
-        values: torch.Tensor,
-        lengths: torch.Tensor,
-        grids: torch.Tensor | None = None,
-        text: TowerState | None = None,
-    ) -> torch.Tensor:
-        """Compute pooled features by transformers' own forward function; `text` has token ids for each row."""
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
+        """Compute pooled features by transformers' own forward function."""
         import torch
 
-        layout = self._layout(lengths, grids, text).move_to(lambda each: each.to(values.device))
-        kinds = torch.zeros(layout.tokens.shape, dtype=torch.int32, device=values.device)
+        whole = self.arrange(rows, LayerRange(0, self.num_layers))
+        layout = whole.move_to(lambda each: each.to(rows.values.device))
+        kinds = torch.zeros(layout.tokens.shape, dtype=torch.int32, device=rows.values.device)
         kinds.view(-1)[layout.picture] = 1
         model = self._assemble(module, self._unused_id(layout))
         output = model(
             input_ids=layout.ids.masked_fill(kinds == 1, model.config.image_token_id),
             attention_mask=layout.tokens.is_token.long(),
             position_ids=None if layout.times is None else layout.positions,  # a clip's are known where it is decoded
-            pixel_values=self._in_time(values, layout),
+            pixel_values=self._in_time(rows.values, layout),
             image_grid_thw=layout.grids,
             mm_token_type_ids=kinds,
         )
-        rows = torch.arange(len(kinds), device=values.device)
-        last: torch.Tensor = output.last_hidden_state[rows, layout.tokens.num_tokens - 1]
+        every = torch.arange(len(kinds), device=kinds.device)
+        last: torch.Tensor = output.last_hidden_state[every, layout.tokens.num_tokens - 1]
         return last
 
     def _assemble(self, module: Any, picture_id: int) -> Any:

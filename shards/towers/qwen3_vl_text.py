@@ -17,7 +17,7 @@ from shards.model_errors import ModelError
 from shards.ranges import LayerRange
 from shards.towers.base import Shapes, TowerFlops
 from shards.towers.decoder_text import DecoderTextTower
-from shards.towers.from_transformers import check_settings
+from shards.towers.from_transformers import read_settings
 from shards.towers.text_encoder import TextActivation
 
 if TYPE_CHECKING:
@@ -132,5 +132,4 @@ def read_decoder(
         "pad_token_id": theirs.pad_token_id or 0,  # only padding has this id, and it is masked
         **given,
     }
-    same = {key: getattr(theirs, key) for key in family.model_fields if key not in {"family", "pool", *own}}
-    return check_settings(family, where, theirs, expected, **same, **own)
+    return read_settings(family, where, theirs, expected, **own)

@@ -11,15 +11,15 @@ the `forward` of these classes, whose steps these methods follow, and conversion
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from shards.file_schema import require_multiple
 from shards.ranges import LayerRange
-from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes, norm_shapes
+from shards.towers.base import Shapes, TowerFlops, TowerImport, linear_shapes, norm_shapes
 from shards.towers.decoder_text import DecoderTextTower
-from shards.towers.from_transformers import QKV, QKV_ROWS, check_settings
+from shards.towers.from_transformers import QKV, QKV_ROWS, own_names, read_settings
 from shards.towers.text_encoder import IGNORED, TextActivation, TextEncoderTower, TextPooling, TokenPoolings
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class RotaryTextTower(TextEncoderTower):
     """A text encoder whose layers get rotary positions."""
 
     layer_prefix = "layers."
-    has_gated_mlp: ClassVar[bool] = True
+    has_gated_mlp = True
 
     family: str
     rope_theta: float = Field(10000.0, gt=0, description="base of rotary positions")
@@ -41,33 +41,10 @@ class RotaryTextTower(TextEncoderTower):
         require_multiple("hidden_size", self.hidden_size, "two values of each attention head", pairs)
         return self
 
-    def flops(self, num_tokens: int) -> TowerFlops:
-        """Count the operations for one caption; a gated MLP has three products where others have two."""
-        hidden = 3 * self.intermediate_size // 2 if self.has_gated_mlp else self.intermediate_size
-        layer = attention_flops(num_tokens, self.hidden_size, hidden)
-        return TowerFlops(0, layer, super().flops(num_tokens).head)
-
-    def workspace_values(self, num_tokens: int) -> int:
-        """Count residual, norm, q, k, v, and the hidden width of a layer twice, or three times if it is gated."""
-        return num_tokens * (5 * self.hidden_size + (3 if self.has_gated_mlp else 2) * self.intermediate_size)
-
     def library_settings(self) -> dict[str, Any]:
         """Return the settings of transformers' configuration, by its names."""
         rope = {"rope_type": "default", "rope_theta": self.rope_theta}
         return self.model_dump(exclude={"family", "pool", "rope_theta"}) | {"rope_parameters": rope}
-
-    def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the frequencies of the rotary positions, which every range of layers needs."""
-        import torch
-
-        if hasattr(module, "embeddings"):
-            super().fill_buffers(module, device)
-        with torch.device(device):
-            module.rotary_emb = type(module.rotary_emb)(module.config)
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the layers."""
-        return module.layers
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run layers in order, with the positions of all tokens."""
@@ -198,7 +175,6 @@ class EuroBertTower(RotaryTextTower, DecoderTextTower):
 
 def _read_as(family: type[RotaryTextTower], theirs: Any, where: Path, pool: str) -> RotaryTextTower:
     """Read a configuration; keys of the models' own code, which transformers passes over, must say the same."""
-    keys = [key for key in family.model_fields if key not in ("family", "pool", "rope_theta")]
     rope, heads = theirs.rope_parameters or {}, theirs.num_attention_heads
     expected: dict[str, object] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta")},
@@ -212,8 +188,7 @@ def _read_as(family: type[RotaryTextTower], theirs: Any, where: Path, pool: str)
     if family is NomicBertTower:
         own |= {"activation_function": "swiglu", "layer_norm_epsilon": theirs.layer_norm_eps}
     expected |= {key: value for key, value in own.items() if getattr(theirs, key, None) is not None}
-    fields = {key: getattr(theirs, key) for key in keys}
-    return check_settings(family, where, theirs, expected, **fields, rope_theta=rope.get("rope_theta"), pool=pool)
+    return read_settings(family, where, theirs, expected, rope_theta=rope.get("rope_theta"), pool=pool)
 
 
 def _read_nomic(theirs: Any, names: frozenset[str], where: Path) -> RotaryTextTower:
@@ -254,12 +229,6 @@ def nomic_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     return (f"encoder.layers.{layer}.{f'{attention}.Wqkv' if module in QKV else theirs}.{leaf}",)
 
 
-def eurobert_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Return transformers' name of a tensor, which is ours."""
-    del names
-    return (name,)
-
-
 TOWERS = (NomicBertTower, JinaEmbeddingsV3Tower, EuroBertTower)
 _HEADS = (*IGNORED, "cls.", "lm_head.", "rotary_emb.", "score.", "dense.")
 IMPORTS = {
@@ -267,5 +236,5 @@ IMPORTS = {
         "NomicBertConfig", _read_nomic, nomic_names, ignored=_HEADS, rows=QKV_ROWS, has_pooled_output=False
     ),
     "jina_embeddings_v3": TowerImport("JinaEmbeddingsV3Config", _read_jina, nomic_names, ignored=_HEADS, rows=QKV_ROWS),
-    "eurobert": TowerImport("EuroBertConfig", _read_eurobert, eurobert_names, ignored=_HEADS, has_pooled_output=False),
+    "eurobert": TowerImport("EuroBertConfig", _read_eurobert, own_names, ignored=_HEADS, has_pooled_output=False),
 }

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from shards.model_errors import ModelError
-from shards.towers.base import ModelClass, TowerImport
+from shards.towers.base import ModelClass, Rows, TowerImport
 from shards.towers.clip import PreNormTextTower, clip_vision_names
-from shards.towers.from_transformers import check_settings, one_side, vision_fields
+from shards.towers.from_transformers import check_settings, read_settings, vision_fields
 from shards.towers.text_encoder import TextActivation
 from shards.towers.vit import VitTower
 from shards.towers.vit_imports import vision_activation
@@ -62,10 +62,6 @@ class SiglipTextTower(PreNormTextTower):
         """Return the bytes of one caption's token ids, int32."""
         return 4 * self.tokens_in(num_tokens)
 
-    def workspace_values(self, num_tokens: int) -> int:
-        """Count residual, norm, q, k, v, and twice the hidden width of a layer."""
-        return super().workspace_values(self.tokens_in(num_tokens))
-
     def sample_lengths(self, num_rows: int, num_tokens: int) -> torch.Tensor:
         """Return captions of the one length."""
         import torch
@@ -104,13 +100,11 @@ class SiglipTextTower(PreNormTextTower):
         x_RTD: torch.Tensor = module.embeddings(ids_RT)
         return x_RTD if self.pooled_token == "last" else _with_highest_last(ids_RT, x_RTD)
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features by transformers' own forward functions: of the model, or of its layers."""
         if self.pooled_token == "last":
-            return super().reference(module, values, lengths, grids)
-        x_RTD = self.front(module, values, self.layout(lengths))
+            return super().reference(module, rows)
+        x_RTD = self.front(module, rows.values, self.layout(rows.lengths))
         encoded_RTD = module.encoder(inputs_embeds=x_RTD).last_hidden_state
         return self.run_last_norm(module, encoded_RTD[:, -1])
 
@@ -134,11 +128,8 @@ def _with_highest_last(ids_RT: torch.Tensor, x_RTD: torch.Tensor) -> torch.Tenso
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> SiglipTextTower:
     del names
-    fields = {
-        key: getattr(theirs, key) for key in SiglipTextTower.model_fields if key not in ("family", "pooled_token")
-    }
-    fields["pad_token_id"] = fields["pad_token_id"] or 0  # the tokeniser pads, with its own id
-    return check_settings(SiglipTextTower, where, theirs, {}, **fields)
+    padding = theirs.pad_token_id or 0  # the tokeniser pads, with its own id
+    return read_settings(SiglipTextTower, where, theirs, {}, pad_token_id=padding, pooled_token="last")
 
 
 def siglip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
@@ -156,7 +147,6 @@ def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VitTower:
         theirs,
         {"num_channels": 3, "vision_use_head": True},
         **vision_fields(theirs, where),
-        image_size=one_side(theirs.image_size, "vision_config.image_size", where),
         class_token=False,
         pool="map",
         activation=vision_activation(theirs.hidden_act, where),

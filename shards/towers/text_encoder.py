@@ -6,6 +6,7 @@ Legend: `R` captions, `T` tokens of the longest one, `N` tokens of all captions,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -14,7 +15,7 @@ from pydantic import Field, model_validator
 from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
-from shards.towers.base import Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
+from shards.towers.base import Rows, Shapes, TowerFlops, TowerImport, attention_flops, linear_shapes
 from shards.towers.from_transformers import check_settings, without_token_id_warnings
 from shards.towers.tower_kinds import TextTower
 
@@ -47,6 +48,10 @@ class TextEncoderTower(TextTower):
     """Whether positions are counted from the padding id, as in RoBERTa."""
     dual_encoder_type: ClassVar[str | None] = None
     """`model_type` under which transformers' dual-encoder class builds it; None if it has no pooler."""
+    has_gated_mlp: ClassVar[bool] = False
+    """Whether the MLP of a layer has three products, where others have two."""
+    masks_padding: ClassVar[bool] = True
+    """Whether the library's own forward function is told which tokens are padding."""
     depth_field = "num_hidden_layers"
     head_prefixes: ClassVar[tuple[str, ...]] = ("pooler.",)
     lookup_prefixes = ("embeddings.",)
@@ -86,6 +91,10 @@ class TextEncoderTower(TextTower):
         return self.hidden_size * (1 if isinstance(pool, str) else len(pool))
 
     @property
+    def _has_pooler(self) -> bool:
+        return getattr(self, "pool", "") == "pooler"
+
+    @property
     def max_tokens(self) -> int:
         """Longest caption, in tokens."""
         return self.max_position_embeddings
@@ -106,24 +115,22 @@ class TextEncoderTower(TextTower):
 
     def head_shapes(self) -> Shapes:
         """Return the shapes of the pooler."""
-        return linear_shapes("pooler.dense", self.hidden_size, self.hidden_size) if self.pool == "pooler" else {}
+        return linear_shapes("pooler.dense", self.hidden_size, self.hidden_size) if self._has_pooler else {}
 
     def flops(self, num_tokens: int) -> TowerFlops:
         """Count the operations for one caption; its front only looks up tokens."""
-        layer = attention_flops(num_tokens, self.hidden_size, self.intermediate_size)
-        return TowerFlops(0, layer, 2 * self.hidden_size**2 if self.pool == "pooler" else 0)
+        hidden = 3 * self.intermediate_size // 2 if self.has_gated_mlp else self.intermediate_size
+        layer = attention_flops(self.tokens_in(num_tokens), self.hidden_size, hidden)
+        return TowerFlops(0, layer, 2 * self.hidden_size**2 if self._has_pooler else 0)
 
     def workspace_values(self, num_tokens: int) -> int:
-        """Count residual, norm, q, k, v, and twice the hidden width of a layer."""
-        return num_tokens * (5 * self.hidden_size + 2 * self.intermediate_size)
+        """Count residual, norm, q, k, v, and the hidden width of a layer twice, or three times if it is gated."""
+        hidden = (3 if self.has_gated_mlp else 2) * self.intermediate_size
+        return self.tokens_in(num_tokens) * (5 * self.hidden_size + hidden)
 
     def library_settings(self) -> dict[str, Any]:
         """Return the settings of transformers' configuration."""
         return self.model_dump(exclude={"family", "pool"})
-
-    def library_options(self) -> dict[str, Any]:
-        """Return the options of transformers' class besides its configuration."""
-        return {"add_pooling_layer": self.pool == "pooler"}
 
     def build(self) -> Any:
         """Build the whole encoder, with its kind of attention."""
@@ -139,35 +146,23 @@ class TextEncoderTower(TextTower):
         config_class = getattr(transformers, name, model_class.config_class)
         with without_token_id_warnings():
             config = config_class(**self.library_settings(), attn_implementation=self.attention)
+        takes_pooler = "add_pooling_layer" in signature(model_class).parameters
         with no_init_weights():  # all weights are loaded; on the meta device, it would import torch's compiler
-            return model_class(config, **self.library_options())
-
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        from torch import nn
-
-        modules = self.layer_modules(module)
-        for layer in range(self.num_layers):
-            if not layers.start <= layer < layers.stop:
-                modules[layer] = nn.Identity()
-        if not layers.holds_front():
-            module.embeddings = None
-        if not layers.holds_head(self.num_layers):
-            module.pooler = None
+            return model_class(config, **({"add_pooling_layer": self._has_pooler} if takes_pooler else {}))
 
     def fill_buffers(self, module: Any, device: torch.device) -> None:
-        """Fill the tables of positions and types, which have no values on the meta device."""
+        """Fill the tables of positions and types, and the frequencies of rotary positions, which every layer needs."""
         import torch
 
-        if module.embeddings is not None:
-            shape = module.embeddings.position_ids.shape
-            module.embeddings.position_ids = torch.arange(shape[-1], device=device).expand(shape)
-            if hasattr(module.embeddings, "token_type_ids"):
-                module.embeddings.token_type_ids = torch.zeros(shape, dtype=torch.long, device=device)
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the layers."""
-        return module.encoder.layer
+        embeddings: Any = getattr(module, "embeddings", None)
+        if hasattr(embeddings, "position_ids"):
+            shape = embeddings.position_ids.shape
+            embeddings.position_ids = torch.arange(shape[-1], device=device).expand(shape)
+            if hasattr(embeddings, "token_type_ids"):
+                embeddings.token_type_ids = torch.zeros(shape, dtype=torch.long, device=device)
+        if hasattr(module, "rotary_emb"):
+            with torch.device(device):
+                module.rotary_emb = type(module.rotary_emb)(module.config)
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run token, position and type embeddings; (N,) to (R, T, D)."""
@@ -176,7 +171,7 @@ class TextEncoderTower(TextTower):
 
     def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run layers in order."""
-        modules = self.layer_modules(module)
+        modules = module.get_submodule(self.layer_prefix.removesuffix("."))
         for layer in range(layers.start, layers.stop):
             x_FLD = modules[layer](x_FLD, layout.mask)
         return x_FLD
@@ -196,15 +191,13 @@ class TextEncoderTower(TextTower):
         pooled: torch.Tensor = module.pooler(first_FD[:, None])
         return pooled
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function."""
-        del grids
-        layout = self.layout(lengths).move_to(lambda each: each.to(values.device))
-        ids_RT = layout.pad(values, fill=self.pad_token_id)
-        output = module(input_ids=ids_RT, attention_mask=layout.is_token.long())
-        if self.pool == "pooler":
+        layout = self.layout(rows.lengths).move_to(lambda each: each.to(rows.values.device))
+        ids_RT = layout.pad(rows.values, fill=self.pad_token_id)
+        mask = {"attention_mask": layout.is_token.long()} if self.masks_padding else {}
+        output = module(input_ids=ids_RT, **mask)
+        if getattr(self, "pool", "pooler") == "pooler":  # CLIP's kind has no choice
             pooled: torch.Tensor = output.pooler_output
             return pooled
         # If a family has a norm after the layers, this output has passed it.

@@ -14,8 +14,7 @@ from pydantic import Field, model_validator
 
 from shards.file_schema import require_multiple
 from shards.model_errors import ModelError
-from shards.ranges import LayerRange
-from shards.towers.base import Shapes, TowerFlops, attention_flops, linear_shapes, norm_shapes
+from shards.towers.base import Rows, Shapes, TowerFlops, attention_flops, linear_shapes, norm_shapes
 from shards.towers.tower_kinds import VisionTower
 
 if TYPE_CHECKING:
@@ -217,22 +216,6 @@ class TimmVisionTower(VisionTower):
         """Return the initial value of LayerScale."""
         return self.init_values if name.rpartition(".")[2].startswith("gamma") else None
 
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        from torch import nn
-
-        for layer in range(self.depth):
-            if not layers.start <= layer < layers.stop:
-                module.blocks[layer] = nn.Identity()
-        if not layers.holds_front():
-            module.patch_embed = module.cls_token = module.reg_token = module.pos_embed = module.norm_pre = None
-        if not layers.holds_head(self.depth):
-            module.norm = module.fc_norm = module.attn_pool = None
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the blocks."""
-        return module.blocks
-
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run timm's last norm and pooling in float32; (F, L, D) to (F, D)."""
         del layout
@@ -241,12 +224,9 @@ class TimmVisionTower(VisionTower):
         pooled: torch.Tensor = module.forward_head(module.norm(x_FLD.float()), pre_logits=True)
         return pooled
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features by timm's own forward functions."""
-        del lengths, grids
-        pooled: torch.Tensor = module.forward_head(module.forward_features(values), pre_logits=True)
+        pooled: torch.Tensor = module.forward_head(module.forward_features(rows.values), pre_logits=True)
         return pooled
 
     def use_plain_attention(self, module: Any) -> None:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from shards.ranges import LayerRange
 from shards.towers import dino_imports
 from shards.towers.base import ModelClass, Shapes, TowerImport
 from shards.towers.clip import PreNormTextTower
 from shards.towers.dino_imports import dinov2_with_registers_names
-from shards.towers.from_transformers import QKV, QKV_ROWS, check_settings
+from shards.towers.from_transformers import QKV, QKV_ROWS, read_settings
 from shards.towers.text_encoder import TextActivation, pool_by
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ class Tipsv2TextTower(PreNormTextTower):
 
     label = "TIPSv2 text"
     library_class = "Tipsv2TextModel"
+    masks_padding = True
 
     family: Literal["tipsv2_text"] = "tipsv2_text"
     vocab_size: int = Field(32000, ge=1)
@@ -63,33 +63,14 @@ class Tipsv2TextTower(PreNormTextTower):
             with torch.device(device):
                 module.embeddings.position_embedding = type(module.embeddings.position_embedding)(module.config)
 
-    def run(self, module: Any, layers: LayerRange, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
-        """Run layers in order, in which each token sees all others of its caption."""
-        for layer in range(layers.start, layers.stop):
-            x_FLD = module.encoder.layers[layer](x_FLD, layout.mask)
-        return x_FLD
-
     def pool_tokens(self, module: Any, x_FLD: torch.Tensor, layout: Any) -> torch.Tensor:
         """Run the last norm, and average each caption's tokens, in float32; (R, T, D) to (R, D)."""
         return pool_by("mean", module.final_layer_norm(x_FLD.float()), layout)
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Compute pooled features by transformers' own forward function."""
-        del grids
-        layout = self.layout(lengths).move_to(lambda each: each.to(values.device))
-        ids_RT = layout.pad(values, fill=self.pad_token_id)
-        pooled: torch.Tensor = module(input_ids=ids_RT, attention_mask=layout.is_token.long()).pooler_output
-        return pooled
-
 
 def _read_text(theirs: Any, names: frozenset[str], where: Path) -> Tipsv2TextTower:
     del names
-    fields = {key: getattr(theirs, key) for key in Tipsv2TextTower.model_fields if key != "family"}
-    return check_settings(
-        Tipsv2TextTower, where, theirs, {}, **(fields | {"pad_token_id": fields["pad_token_id"] or 0})
-    )
+    return read_settings(Tipsv2TextTower, where, theirs, {}, pad_token_id=theirs.pad_token_id or 0)
 
 
 _TEXT_TOP = {"embeddings.token_embedding.": "token_embedding.", "final_layer_norm.": "ln_final."}

@@ -34,12 +34,11 @@ from shards.towers.base import (
     norm_shapes,
 )
 from shards.towers.capped_attention import ATTENTION, attend_in_parts
-from shards.towers.from_transformers import check_settings, one_side
+from shards.towers.from_transformers import one_side, own_names, read_settings
 from shards.towers.text_encoder import TextActivation
 from shards.towers.tower_kinds import VisionTower
 from shards.towers.videoprism_text import (
     VideoPrismTextTower,
-    fields_of,
     fresh_scale,
     layer_shapes,
     normalise_as_library,
@@ -207,19 +206,14 @@ class VideoPrismTower(VisionTower):
         """Return the initial value of scales."""
         return fresh_scale(name)
 
-    def _layer_flops(self) -> list[float]:
+    def layer_flops(self, num_tokens: int) -> list[float]:
         """Count the operations of each layer for one frame of a whole clip."""
+        del num_tokens
         patches, frames, width = self.num_tokens, self.num_frames, self.hidden_size
         alone = attention_flops(1, width, self.intermediate_size) - 4 * width  # a patch without its attention
         seen = {patches: self.num_spatial_layers, frames: 0, patches * frames: self.num_auxiliary_layers}
         seen[frames] += self.num_temporal_layers
         return [patches * (alone + 4 * each * width) for each, number in seen.items() for _ in range(number)]
-
-    @property
-    def layer_shares(self) -> tuple[float, ...]:
-        """Operations of each layer relative to their mean."""
-        flops = self._layer_flops()
-        return tuple(each * len(flops) / sum(flops) for each in flops)
 
     @property
     def kinds_of_layers(self) -> tuple[tuple[int, int], ...]:
@@ -230,8 +224,7 @@ class VideoPrismTower(VisionTower):
 
     def flops(self, num_tokens: int) -> TowerFlops:
         """Count the operations for one frame of a whole clip; those of a layer are the mean."""
-        del num_tokens
-        flops, patches = self._layer_flops(), self.num_tokens
+        flops, patches = self.layer_flops(num_tokens), self.num_tokens
         front = 2 * patches * CHANNELS * self.patch_size**2 * self.hidden_size
         # Keys and values of all patches, and one query's attention to them.
         head = 4 * patches * self.intermediate_size * (self.hidden_size + 1)
@@ -261,38 +254,12 @@ class VideoPrismTower(VisionTower):
         with no_init_weights():
             return video_model(video_model.config_class(**self._settings(), attn_implementation=ATTENTION))
 
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        from torch import nn
-
-        vision = module.vision_model
-        kinds = (vision.spatial_layers, vision.temporal_layers, module.auxiliary_layers)
-        places = [(kind, place) for kind in kinds for place in range(len(kind))]
-        for layer, (kind, place) in enumerate(places):
-            if not layers.start <= layer < layers.stop:
-                kind[place] = nn.Identity()
-        if not layers.holds_front():
-            vision.spatial_embeddings = None
-        if not self._turns(layers):
-            vision.layernorm1 = vision.temporal_embeddings = None
-        if not self._turns_back(layers):
-            vision.layernorm2 = None
-        if not layers.holds_head(self.num_layers):
-            module.head = module.head_layernorm = None
-
     def prepare_export(self, module: Any) -> None:
         """Keep the times' positions of one frame, whose resampling exporters don't know."""
         times = module.vision_model.temporal_embeddings
         if self.num_frames > 1:
             one_11D = times.interpolate_pos_encoding(times.position_embeddings[:, :1])
             times.interpolate_pos_encoding = lambda frames: one_11D
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the modules that hold the layers."""
-        from torch import nn
-
-        vision = module.vision_model
-        return nn.ModuleList([vision.spatial_layers, vision.temporal_layers, module.auxiliary_layers])
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Clips:
         """Lay out clips of one number of frames; raises a ModelError for several."""
@@ -359,13 +326,11 @@ class VideoPrismTower(VisionTower):
         pooled_R1D = module.head(self._as_clips(x_FLD.float(), layout).flatten(1, 2))[0]
         return normalise_as_library(module.head_layernorm(pooled_R1D), self.apply_l2norm)[:, 0]
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features (R, D) by transformers' own forward function; all rows have one number of frames."""
-        layout = self.layout(lengths, grids)
+        layout = self.layout(rows.lengths)
         resamples = layout.num_frames != self.num_frames
-        output = module(self._as_clips(values, layout), interpolate_pos_encoding=resamples)
+        output = module(self._as_clips(rows.values, layout), interpolate_pos_encoding=resamples)
         pooled: torch.Tensor = output.pooler_output
         return pooled[:, 0]
 
@@ -383,21 +348,14 @@ def _read_vision(theirs: Any, names: frozenset[str], where: Path) -> VideoPrismT
     times, *sides = theirs.tubelet_size
     if times != 1:
         raise ModelError(f"{where}: videoprism: tubelet_size = {theirs.tubelet_size}; only patches of one frame")
-    return check_settings(
+    return read_settings(
         VideoPrismTower,
         where,
         theirs,
         {"num_channels": CHANNELS},
-        **fields_of(VideoPrismTower, theirs, "patch_size", "image_size"),
         image_size=one_side(theirs.image_size, "vision_config.image_size", where),
         patch_size=one_side(sides, "vision_config.tubelet_size", where),
     )
-
-
-def own_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Return transformers' name of a tensor, which is ours."""
-    del names
-    return (name,)
 
 
 TOWERS = (VideoPrismTower, VideoPrismTextTower)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from shards.ranges import LayerRange
-from shards.towers.base import Rows, Shapes, Tower, TowerFlops, attention_flops, linear_shapes, norm_shapes
-from shards.towers.from_transformers import check_settings
+from shards.towers.base import Rows, Shapes, linear_shapes, norm_shapes
+from shards.towers.from_transformers import read_settings
 from shards.towers.text_encoder import TextActivation, TextEncoderTower
 
 if TYPE_CHECKING:
@@ -97,19 +97,6 @@ class VideoPrismTextTower(TextEncoderTower):
         """Return the initial value of scales."""
         return fresh_scale(name)
 
-    def flops(self, num_tokens: int) -> TowerFlops:
-        """Count the operations for one caption; its front only looks up tokens."""
-        tokens = self.tokens_in(num_tokens)
-        return TowerFlops(0, attention_flops(tokens, self.hidden_size, self.intermediate_size), 0)
-
-    def library_options(self) -> dict[str, Any]:
-        """Return no options besides the configuration."""
-        return {}
-
-    def library_settings(self) -> dict[str, Any]:
-        """Return the settings of transformers' configuration."""
-        return self.model_dump(exclude={"family"})
-
     def build(self) -> Any:
         """Build the whole encoder; its tables of positions follow from the settings, and no weight file holds them."""
         module = super().build()
@@ -125,16 +112,6 @@ class VideoPrismTextTower(TextEncoderTower):
 
             table = create_sinusoidal_positions(self.max_position_embeddings, self.hidden_size)
             module.embeddings.position_embedding = table.to(device)
-
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Remove all modules that a shard with these layers doesn't own; the others keep their names."""
-        super().prune(module, layers)
-        if not layers.holds_head(self.num_layers):
-            module.layernorm = None
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the layers."""
-        return module.layers
 
     def input_lengths(self, lengths: torch.Tensor, layers: LayerRange) -> torch.Tensor:
         """Return the tokens of each caption, int64 (R,), given those in front of a range of layers."""
@@ -173,26 +150,16 @@ class VideoPrismTextTower(TextEncoderTower):
         del layout
         return normalise_as_library(module.layernorm(x_FLD[:, -1].float()), self.apply_l2norm)
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features by transformers' own forward function."""
-        layout = self.layout(lengths, grids).move_to(lambda each: each.to(values.device))
-        ids_RT = layout.captions.pad(values, fill=self.pad_token_id)
+        layout = self.layout(rows.lengths).move_to(lambda each: each.to(rows.values.device))
+        ids_RT = layout.captions.pad(rows.values, fill=self.pad_token_id)
         output = module(input_ids=ids_RT, attention_mask=layout.captions.is_token.long())
         pooled: torch.Tensor = output.pooler_output
         return pooled
 
 
-def fields_of(family: type[Tower], theirs: Any, *others: str) -> dict[str, Any]:
-    """Return the values of the library's configuration for a tower's fields, without the others."""
-    return {key: getattr(theirs, key) for key in family.model_fields if key not in ("family", *others)}
-
-
 def read_text_tower(theirs: Any, names: frozenset[str], where: Path) -> VideoPrismTextTower:
     """Read the text tower; raises a ModelError for settings that it doesn't have."""
     del names
-    fields = fields_of(VideoPrismTextTower, theirs)
-    return check_settings(
-        VideoPrismTextTower, where, theirs, {}, **(fields | {"pad_token_id": fields["pad_token_id"] or 0})
-    )
+    return read_settings(VideoPrismTextTower, where, theirs, {}, pad_token_id=theirs.pad_token_id or 0)

@@ -4,13 +4,14 @@ Source: transformers 5.23, modeling_vit.py, modeling_deit.py and conversion_mapp
 older names, which all versions read; the newer ones are the names of the modules since then.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shards.model_errors import ModelError
 from shards.towers.base import TowerImport
-from shards.towers.from_transformers import check_settings, one_side, vision_fields
+from shards.towers.from_transformers import check_settings, vision_fields
 from shards.towers.vit import VisionActivation, VitTower
 
 ACTIVATIONS: dict[str, VisionActivation] = {
@@ -28,8 +29,6 @@ _TOP = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
     "norm": "layernorm",
     "head.pooler": "pooler.dense",
-}
-_WHOLE = {
     "cls_token": "embeddings.cls_token",
     "reg_token": "embeddings.distillation_token",
     "pos_embed": "embeddings.position_embeddings",
@@ -58,7 +57,6 @@ def _read(theirs: Any, names: frozenset[str], where: Path, *, num_reg_tokens: in
         theirs,
         {"num_channels": 3, "pooler_act": "tanh", "pooler_output_size": theirs.hidden_size},
         **vision_fields(theirs, where),
-        image_size=one_side(theirs.image_size, "vision_config.image_size", where),
         qkv_bias=theirs.qkv_bias,
         num_reg_tokens=num_reg_tokens,
         pooler="tanh" if not names or "pooler.dense.weight" in names else "none",
@@ -75,14 +73,17 @@ def vision_activation(name: str, where: Path) -> VisionActivation:
 
 def vit_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     """Return transformers' names of one of a ViT's tensors, in the older or the newer form."""
-    if name in _WHOLE:
-        return (_WHOLE[name],)
-    module, _, leaf = name.rpartition(".")
-    if module in _TOP:
-        return (f"{_TOP[module]}.{leaf}",)
-    _, layer, part = module.split(".", 2)
     is_new = any(each.startswith("layers.") for each in names)
     prefix, block = ("layers.", _NEW_BLOCK) if is_new else ("encoder.layer.", _OLD_BLOCK)
+    return find_names(name, _TOP, block, prefix)
+
+
+def find_names(name: str, top: Mapping[str, str], block: Mapping[str, tuple[str, ...]], prefix: str) -> tuple[str, ...]:
+    """Return the names of one of a ViT's tensors, by tables of what is outside the blocks and of a block's modules."""
+    module, _, leaf = name.rpartition(".")
+    if name in top or module in top:
+        return (top[name] if name in top else f"{top[module]}.{leaf}",)
+    _, layer, part = module.split(".", 2)
     return tuple(f"{prefix}{layer}.{theirs}.{leaf}" for theirs in block[part])
 
 

@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints, model_validator
 from shards.file_schema import ModelSection
 from shards.model_errors import ModelError
 from shards.ranges import LayerRange
-from shards.towers.base import Shape, Shapes, TowerFlops
+from shards.towers.base import Rows, Shape, Shapes, TowerFlops
 from shards.towers.tower_kinds import VisionTower
 
 if TYPE_CHECKING:
@@ -167,9 +167,6 @@ class WholeTimmTower(VisionTower):
             ) from None
         return model
 
-    def prune(self, module: Any, layers: LayerRange) -> None:
-        """Leave the model as it is: a shard has all of it."""
-
     def fill_buffers(self, module: Any, device: torch.device) -> None:
         """Let timm compute the tables that no weight file holds, such as places in windows."""
         import torch
@@ -181,10 +178,6 @@ class WholeTimmTower(VisionTower):
         for owner, _ in owners:
             if hasattr(owner, "init_non_persistent_buffers"):  # the import compares what it gives
                 owner.init_non_persistent_buffers()
-
-    def layer_modules(self, module: Any) -> Any:
-        """Return the model."""
-        return module
 
     def front(self, module: Any, values: torch.Tensor, layout: Any) -> torch.Tensor:
         """Hand on normalised pixels, (F, 3, H, W)."""
@@ -202,12 +195,9 @@ class WholeTimmTower(VisionTower):
         del module, layout
         return x_FLD.float()
 
-    def reference(
-        self, module: Any, values: torch.Tensor, lengths: torch.Tensor, grids: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def reference(self, module: Any, rows: Rows) -> torch.Tensor:
         """Compute pooled features by timm's own forward functions."""
-        del lengths, grids
-        pooled: torch.Tensor = module.forward_head(module.forward_features(values), pre_logits=True)
+        pooled: torch.Tensor = module.forward_head(module.forward_features(rows.values), pre_logits=True)
         return pooled
 
 

@@ -53,6 +53,14 @@ def make_run(tiny_model, tmp_path):
     return make
 
 
+@pytest.fixture
+def files(tmp_path):
+    """An empty store of the samples' model."""
+    from store_states import new_store
+
+    return new_store(tmp_path / "store")
+
+
 @pytest.fixture(scope="session")
 def s3_server():
     """An S3 server with conditional writes, for the session; gives its URL."""

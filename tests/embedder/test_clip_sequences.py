@@ -20,8 +20,8 @@ from embedder.errors import ConfigError
 from embedder.executors.job import decode_spec
 from embedder.ingest.embed import refresh
 from embedder.models.model_folder import open_model
+from embedder.plugins.verify.verify import verify
 from embedder.steps.item_decoder import CLIP_TEXT, ItemContent, ItemDecoder
-from embedder.verification.verify import verify
 from shards.activations import Batch, TowerState
 from shards.convert import import_checkpoint
 from shards.fingerprint import preprocess_fingerprint

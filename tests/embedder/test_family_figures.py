@@ -28,8 +28,8 @@ from transformers import (
 
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.models.model_folder import open_model
+from embedder.plugins.verify.verify import LIMITS
 from embedder.steps.caption_encoder import CaptionEncoder
-from embedder.verification.verify import LIMITS
 from shards.activations import Batch, TowerState
 from shards.convert import import_checkpoint
 from shards.model_config import load_model_config

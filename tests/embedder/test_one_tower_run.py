@@ -9,8 +9,8 @@ from tiny_models import tiny_config
 from embedder.cli.render_report import report_parts
 from embedder.errors import ConfigError
 from embedder.ingest.embed import refresh
+from embedder.plugins.verify.verify import verify
 from embedder.retrieval.store_api import open_store
-from embedder.verification.verify import verify
 from shards.fresh import init_model
 from shards.train_tokenizer import train_tokenizer
 

@@ -12,7 +12,7 @@ from PIL import Image
 import embedder
 from embedder.errors import ConfigError
 from embedder.ingest.embed import refresh
-from embedder.verification.verify import verify
+from embedder.plugins.verify.verify import verify
 from shards import ModelError
 from shards.convert import import_checkpoint
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +17,6 @@ from embedder.encoders.query_encoder import QueryEncoder
 from embedder.ingest.embed import embed
 from embedder.models.model_folder import open_model
 from embedder.sources.demo_source import shipped_source
-from embedder.store_index.keep_index import rows_with_images
 from index.build import build_index
 from index.search import open_index
 
@@ -31,7 +31,8 @@ def shipped(tmp_path_factory):
         given = {"model": str(SHIPPED), "store": str(tmp_path_factory.mktemp("demo") / "store"), "engine": "local"}
         config = load_config(overrides=given).model_copy(update={"source": (source,)})
         embed(config)
-    rows = rows_with_images(embedder.open_store(config.store).to_arrow())
+    rows = embedder.open_store(config.store).to_arrow()
+    rows = rows.filter(pc.is_valid(rows["image_embedding"]))
     columns = [np.stack(rows[name].to_pylist()).astype(np.float32) for name in ("image_embedding", "text_embedding")]
     return rows["caption"].to_pylist(), *columns
 

@@ -155,9 +155,17 @@ def test_a_projection_onto_more_than_there_is_is_refused(build: Build, kind: str
         build(images, queries=captions, kind=kind)
 
 
-def test_a_design_that_faiss_can_not_make_is_one_line(build: Build) -> None:
-    with pytest.raises(RetrievalError, match="FAISS .* can't make it for 16 dimensions") as caught:
-        build(kind="IVF4,PQ7x4fs")
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("IVF4,PQ7x4fs", "can't make it for 16 dimensions"),
+        ("IVF2,FlatDedup", "can't fetch vectors from it, as searches with a filter do"),
+        ("HNSW1000000000,Flat", "can't add .* vectors to it"),
+    ],
+)
+def test_a_design_that_faiss_can_not_make_fill_or_read_is_one_line(build: Build, kind: str, problem: str) -> None:
+    with pytest.raises(RetrievalError, match=f"FAISS .* {problem}") as caught:
+        build(kind=kind)
     assert "\n" not in str(caught.value)
 
 

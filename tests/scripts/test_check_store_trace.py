@@ -14,6 +14,8 @@ from store_states import no_index, publish_refresh
 
 from embedder.compat import STORE_TRACE_VARIABLE, worker_options
 from embedder.errors import StoreError
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.backends import DiskBackend
 from embedder.store.files import StoreFiles
 from embedder.store.journal import part_writer
@@ -23,9 +25,7 @@ from embedder.store.journal.refusals import rollback_on_mistake, snapshot_files
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import compact
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import release, rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.current import swap_index
 from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import finish_publication, publish

@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 from script_runs import last_json, run_script
 
+pytestmark = pytest.mark.medium
+
 
 def simulate(*arguments: str, timeout_s: float = 280) -> tuple[int, dict, str]:
     """Exit status, last line and whole output of a simulation, in a process of its own."""
@@ -11,26 +13,22 @@ def simulate(*arguments: str, timeout_s: float = 280) -> tuple[int, dict, str]:
     return done.returncode, last_json(done), done.stdout
 
 
-@pytest.mark.medium
 def test_interrupted_writers_break_no_invariant():
     code, result, output = simulate("--schedules", "1500", "--seed", "7000000")
     assert (code, result["schedules"], result["violations"]) == (0, 1500, 0), output
 
 
-@pytest.mark.medium
 def test_interrupted_writers_break_no_invariant_where_rows_are_marked():
     code, result, output = simulate("--deletion-vectors", "--schedules", "500", "--seed", "9000000")
     assert (code, result["schedules"], result["violations"]) == (0, 500, 0), output
 
 
-@pytest.mark.medium
 def test_every_planted_fault_has_a_name_and_a_description():
     code, result, output = simulate("--list-faults")
     assert code == 0 and len(result["faults"]) >= 20 and len(set(result["faults"])) == len(result["faults"])
     assert all(f"{name}: " in output for name in result["faults"])
 
 
-@pytest.mark.medium
 def test_a_planted_fault_is_found_and_its_schedule_shrinks_to_one_that_fails_again():
     code, result, output = simulate("--plant", "current-before-commit", "--schedules", "500")
     assert code == 1 and result["violations"] > 0
@@ -46,14 +44,12 @@ def test_a_planted_fault_is_found_and_its_schedule_shrinks_to_one_that_fails_aga
 SCHEDULES = json.loads(Path(__file__).with_name("simulated_schedules.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_what_once_failed_fails_no_more(name):
     code, result, output = simulate("--replay", json.dumps(SCHEDULES[name]))
     assert (code, result["violations"]) == (0, 0), output
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("operations", "items"),
     [

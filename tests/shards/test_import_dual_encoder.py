@@ -13,9 +13,11 @@ from tower_checks import check_refused, randomise
 
 from shards.activations import Batch, TowerState
 from shards.convert import export_vision_text_dual_encoder, import_transformers
+from shards.convert.checkpoint import import_checkpoint
 from shards.fingerprint import model_fingerprint
 from shards.model_config import load_model_config
 from shards.model_errors import ModelError
+from shards.model_summary import read_import_record
 from shards.plan import plan_shards
 from shards.shard import load_shard
 from shards.towers.from_transformers import mlp_ratio
@@ -175,6 +177,21 @@ def test_a_processor_saved_together_with_the_tokeniser_is_found(checkpoint, own_
     (own_checkpoint / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
     config = import_transformers(own_checkpoint, tmp_path / "out")
     assert config.preprocess.mean == (0.3, 0.4, 0.5)
+
+
+def test_of_two_files_of_the_image_processor_the_one_counts_that_transformers_takes(own_checkpoint, tmp_path):
+    from transformers import AutoImageProcessor
+
+    settings = json.loads((own_checkpoint / "preprocessor_config.json").read_text())
+    nested, bare = {"image_processor": settings | {"image_mean": [0.1, 0.2, 0.6]}}, {"processor_class": "Any"}
+    for newer, winner in (nested, "processor_config.json"), (bare, "preprocessor_config.json"):
+        (own_checkpoint / "processor_config.json").write_text(json.dumps(newer))
+        config = import_checkpoint(own_checkpoint, tmp_path / winner)
+        assert config.preprocess.mean == tuple(AutoImageProcessor.from_pretrained(own_checkpoint).image_mean)
+        files = {each["file"]: each for each in read_import_record(tmp_path / winner)["files"]}
+        (loser,) = {"preprocessor_config.json", "processor_config.json"} - {winner}
+        assert files[winner]["use"] == "read"
+        assert files[loser]["what"] == f"image processing; {winner} wins"
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def test_a_fleet_is_read_with_memory_and_prices():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no entry"), ("A100", "no entry"), ("2xA100:80", "no entry"), ("-1xT4", "no entry"), ("0xT4", "has none"),
+        ("", "no entry"), ("A100", "no entry"), ("2xA100:80", "no entry"), ("2xA100:0GB", "has no memory"),
+        ("-1xT4", "no entry"), ("0xT4", "has none"),
         ("2xB9000", "take one of T4"), ("2xT4,3xT4", "twice"),
         ("1xT4,1xA10,1xL4,1xCPU", "up to 3"), ("2xT4,", "no entry"),
     ],

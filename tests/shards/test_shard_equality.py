@@ -200,7 +200,7 @@ def test_a_video_is_the_mean_of_its_frames_projections(make_config, make_model, 
     towers = load_towers(folder)
     batch = make_batch(config, frames=(3, 1), tokens=(0, 0))
     with torch.no_grad():
-        projected = towers.project("vision", batch.vision.values, batch.vision.lengths)
+        projected = towers.project("vision", batch.vision)
     expected = torch.stack([projected[:3].mean(0), projected[3]])
     found = load_shard(folder, vision_only(config))(batch).vision
     assert_close(found.values, expected / expected.norm(dim=1, keepdim=True), atol=1e-6, rtol=0)

@@ -7,12 +7,7 @@ POLL_MS = 50
 
 
 def wait_until(page, expression: str) -> None:
-    """Wait until an expression is true.
-
-    Args:
-        page: of Playwright.
-        expression: JavaScript, or a promise of a value.
-    """
+    """Wait until an expression is true."""
     deadline = time.monotonic() + TIMEOUT_S
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, f"not true within {TIMEOUT_S:.0f} s: {expression}"

@@ -22,12 +22,7 @@ KEY, SECRET = "canary-access-key", "canary/secret+with=signs"
 
 
 def serve(obeys_conditions: bool, log: Path | None) -> None:
-    """Answer until killed.
-
-    Args:
-        obeys_conditions: whether conditions of writes are checked, as S3 does; some servers ignore them.
-        log: file that gets a line for each answer: method, path, bytes of the body.
-    """
+    """Answer until killed."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 

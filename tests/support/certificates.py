@@ -9,12 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def make_certificate(folder: Path, name: str) -> Path:
-    """Write `NAME.pem`, a certificate that signs itself and its key; it is its own authority.
-
-    Args:
-        folder: to write into.
-        name: that the certificate is for.
-    """
+    """Write `NAME.pem`, a certificate that signs itself and its key; it is its own authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

@@ -87,12 +87,7 @@ path = "path/to/archive"
 
 
 def build(folder: Path, pages: dict[str, str]) -> None:
-    """Make all of it in a folder, which is the working directory.
-
-    Args:
-        folder: an empty one.
-        pages: text of each page by its path; some of their configurations are used as they stand there.
-    """
+    """Make all of it in a folder, which is the working directory."""
     for name in ("mine", "clip", "tower"):
         shutil.copytree(DEMO_MODEL, folder / "models" / name)
     with warnings.catch_warnings(action="ignore"):
@@ -206,12 +201,7 @@ def make_shop(folder: Path) -> None:
 
 
 def make_tables(folder: Path, price: float) -> None:
-    """Write the catalogue as Parquet and as CSV, and a dataset as Hugging Face's library does.
-
-    Args:
-        folder: where they lie.
-        price: of the first article; those of the others rise.
-    """
+    """Write the catalogue as Parquet and as CSV, and a dataset as Hugging Face's library does."""
     numbers = range(24)
     contents = [samples.image_bytes(number) for number in numbers]
     captions = [CAPTIONS[number % len(CAPTIONS)] for number in numbers]

@@ -26,6 +26,17 @@ def begun(config, model):
     return ModelRun(RunModel("", info), start_run(StoreFiles(config.store), info, pa.schema([])))
 
 
+def assert_same_vectors(found, expected, *, same=(), atol=1e-6):
+    """Compare rows of two stores: their keys, some columns exactly, and both vectors."""
+    assert found.keys() == expected.keys()
+    for key, row in expected.items():
+        assert [found[key][name] for name in same] == [row[name] for name in same], key
+        for name in ("image_embedding", "text_embedding"):
+            assert (found[key][name] is None) == (row[name] is None), key
+            if row[name] is not None:
+                np.testing.assert_allclose(found[key][name], row[name], atol=atol)
+
+
 def assert_same(found, expected):
     assert found.keys() == expected.keys()
     for key, row in expected.items():

@@ -6,13 +6,7 @@ import pytest
 
 
 def hide(folder: Path, patch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Put a folder first where modules are looked for, here and in sandboxes that start from now on.
-
-    Args:
-        folder: to write to.
-        patch: ends it.
-        packages: by the names that they are imported under.
-    """
+    """Put a folder first where modules are looked for, here and in sandboxes that start from now on."""
     folder.mkdir(exist_ok=True)
     for package in packages:
         text = f'raise ModuleNotFoundError("No module named {package!r}", name={package!r})\n'

@@ -71,12 +71,7 @@ def save_all(folder: Path, *parts: Any) -> None:
 
 
 def read_pair(folder: Path, **padding: Any) -> Library:
-    """Read a saved model of two towers.
-
-    Args:
-        folder: the checkpoint.
-        padding: how captions are padded, as the model's documentation says; to the longest of them by default.
-    """
+    """Read a saved model of two towers."""
     from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
     model = AutoModel.from_pretrained(folder).eval()
@@ -291,12 +286,7 @@ def dinov2_and_bert(folder: Path) -> Library:
 
 
 def read_vision(folder: Path, processor: Any = None) -> Library:
-    """Read a saved vision tower.
-
-    Args:
-        folder: the checkpoint.
-        processor: image processor in the place of the checkpoint's own.
-    """
+    """Read a saved vision tower."""
     from transformers import AutoImageProcessor, AutoModel
 
     model = AutoModel.from_pretrained(folder).eval()
@@ -426,14 +416,7 @@ def timm_pe(folder: Path) -> Library:
 
 
 def text_tower(folder: Path, name: str, tokenizer: Any, **settings: Any) -> Library:
-    """Save a text tower of transformers, and read it.
-
-    Args:
-        folder: the checkpoint.
-        name: of the family, as its classes begin.
-        tokenizer: its tokeniser.
-        settings: of its configuration.
-    """
+    """Save a text tower of transformers, and read it."""
     import transformers
     from transformers import AutoModel, AutoTokenizer
 

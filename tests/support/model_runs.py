@@ -1,9 +1,11 @@
 """Runs of several models: their sections, what they publish, and the bytes of their files."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import samples
+from safetensors.numpy import load_file, save_file
 from tiny_models import tiny_config
 
 from embedder.store.files import StoreFiles
@@ -112,6 +114,14 @@ def other_towers(folder: Path, seed: int = 1) -> str:
     """A second model folder, whose preprocessing is that of the tiny model."""
     folder = folder / f"towers-{seed}"
     return str(init_model(tiny_config(), folder, seed=seed, tokenizer_json=train_tokenizer(samples.SENTENCES, 300)))
+
+
+def changed_model(model: Path, folder: Path, change) -> Path:
+    """Copy a model folder with other weights: `change(name, tensor)` gives each."""
+    shutil.copytree(model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: change(name, value) for name, value in tensors.items()}, folder / "model.safetensors")
+    return folder
 
 
 def model_rows(config, name: str = "", table: str = "embeddings") -> dict:

@@ -9,7 +9,6 @@ from store_samples import INFO, reject, row, table
 
 from embedder.servables import make_servable
 from embedder.store.files import StoreFiles
-from embedder.store.journal.journal import parts_of
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.journal.runs import new_run
 from embedder.store.layout import STORE_FILE, Current, Published, StoreInfo, utc_now, write_record
@@ -73,7 +72,8 @@ def add_model(
         columns = with_carryover(TABLES[each], schema if each == "embeddings" else pa.schema([]))
         held = RecordTable(view, each)
         kept = [] if retired else held.parts()
-        versions[each] = held.commit_files(run.run_id, [*kept, *parts_of([entry], each)], columns)
+        new = [part for part in entry.parts if part.table == each]
+        versions[each] = held.commit_files(run.run_id, [*kept, *new], columns)
     before = current.models.get(name)
     own = Current(
         run_id=run.run_id,

@@ -48,12 +48,7 @@ def write_catalogue(path: Path, num_images: int = NUM_IMAGES) -> None:
 
 
 def make_page_store(folder: Path, model: Path) -> RunConfig:
-    """Embed the table and the video.
-
-    Args:
-        folder: for sources and store.
-        model: folder of the model.
-    """
+    """Embed the table and the video."""
     (folder / "clips").mkdir()
     write_catalogue(folder / "catalogue.parquet")
     colours = [((40 * second) % 256, 90, 255 - 40 * second) for second in range(VIDEO_SECONDS) for _ in range(10)]
@@ -79,12 +74,7 @@ def make_page_store(folder: Path, model: Path) -> RunConfig:
 
 
 def make_folder_store(folder: Path, model: Path) -> RunConfig:
-    """Embed a folder as people have them: dated folders in folders, captions beside some, one name that is long, junk.
-
-    Args:
-        folder: for source and store.
-        model: folder of the model.
-    """
+    """Embed a folder as people have them: dated folders in folders, captions beside some, a long name, junk."""
     root = folder / "pictures"
     for number in range(NUM_IN_FOLDERS):
         place = root / FOLDERS[number % len(FOLDERS)]

@@ -1,7 +1,10 @@
 """Runs of `refresh`, and what they leave in the store."""
 
+import json
 import os
 from pathlib import Path
+
+import pytest
 
 import embedder
 from embedder.ingest.embed import refresh
@@ -39,6 +42,27 @@ def touch(path: Path):
     """Change the time of a file, not its content."""
     now = path.stat().st_mtime_ns
     os.utime(path, ns=(now, now + 5_000_000_000))
+
+
+def interrupted(monkeypatch, config, where: str):
+    """Run until it calls the function of that name in `embedder.ingest`, where it is killed."""
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"embedder.ingest.{where}", stop)
+        with pytest.raises(KeyboardInterrupt):
+            refreshed(config)
+
+
+def nightly_file(config, *lines: str) -> Path:
+    """Write what a nightly job has of a configuration, with further keys of the top; return the file."""
+    top = [f"{key} = {json.dumps(getattr(config, key))}" for key in ("model", "store", "engine")]
+    sources = [f"[[source]]\npath = {json.dumps(source.path)}" for source in config.source]
+    path = Path(config.store).with_name("nightly.toml")
+    path.write_text("\n".join([*top, *lines, *sources]) + "\n")
+    return path
 
 
 def contents(store):

@@ -47,14 +47,7 @@ class ProxyClient:
         self._context = ssl.create_default_context(cafile=certificates)
 
     def ask(self, method: str, path: str, body=None, **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """Send a request; status, headers and body of the answer.
-
-        Args:
-            method: of HTTP.
-            path: as it is sent.
-            body: bytes, or pieces of them.
-            headers: with underscores for hyphens.
-        """
+        """Send a request; status, headers and body of the answer."""
         connection = http.client.HTTPConnection(NAME, self.port, timeout=TIMEOUT_S)
         plain = socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S, (CLIENT, 0))
         connection.sock = self._context.wrap_socket(plain, server_hostname=NAME)
@@ -69,13 +62,7 @@ class ProxyClient:
 
 @contextmanager
 def nginx(server: str, service: str, folder: Path) -> Iterator[ProxyClient]:
-    """Run nginx with a `server` block of the documentation.
-
-    Args:
-        server: the block.
-        service: host and port of the service.
-        folder: for all that it writes.
-    """
+    """Run nginx with a `server` block of the documentation."""
     command, openssl = program("nginx"), program("openssl")
     certificate, key, port = folder / "certificate.pem", folder / "key.pem", free_port()
     subject = ["-subj", f"/CN={NAME}", "-addext", f"subjectAltName=DNS:{NAME}"]
@@ -102,13 +89,7 @@ def nginx(server: str, service: str, folder: Path) -> Iterator[ProxyClient]:
 
 @contextmanager
 def caddy(site: str, service: str, folder: Path) -> Iterator[ProxyClient]:
-    """Run Caddy with a site of the documentation; it makes its certificate itself, as no authority knows the name.
-
-    Args:
-        site: its block.
-        service: host and port of the service.
-        folder: for all that it writes.
-    """
+    """Run Caddy with a site of the documentation; it makes its certificate itself, as no authority knows the name."""
     command, port = program("caddy"), free_port()
     options = [
         "admin off",

@@ -56,12 +56,7 @@ def left_out(items: Sequence[pytest.Item], rotation: int) -> list[pytest.Item]:
 
 
 def left_to_leg(items: Sequence[pytest.Item], paths: Sequence[str]) -> list[pytest.Item]:
-    """Tests that `scripts/test_versions` runs, with other versions: those of some files and folders that aren't slow.
-
-    Args:
-        items: all tests.
-        paths: as `scripts/test_versions --list` prints them.
-    """
+    """Tests that `scripts/test_versions` runs with other versions: of some files and folders, but no slow ones."""
     inside = tuple(f"{path}/" for path in paths)
     return [
         item

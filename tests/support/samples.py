@@ -1,5 +1,6 @@
 """Images, clips and captions made in code."""
 
+import tarfile
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
@@ -19,13 +20,7 @@ SENTENCES = [
 
 
 def make_image(seed: int, width: int = 40, height: int = 30) -> Image.Image:
-    """Make coloured rectangles on noise; the same seed gives the same image.
-
-    Args:
-        seed: seed of the colours.
-        width: in pixels.
-        height: in pixels.
-    """
+    """Make coloured rectangles on noise; the same seed gives the same image."""
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 60, (height, width, 3), np.uint8)
     pixels[: height // 2, : width // 2] += rng.integers(0, 190, 3, np.uint8)
@@ -40,15 +35,7 @@ def image_bytes(seed: int, form: str = "PNG") -> bytes:
 
 
 def clip(path: Path, seconds: float = 3.0, fps: int = 10, size: int = 48, **tags: str) -> Path:
-    """Write a clip whose brightness grows with time; return its path.
-
-    Args:
-        path: the file to write.
-        seconds: length.
-        fps: frames per second.
-        size: side of a frame, in pixels.
-        tags: texts of the container by name.
-    """
+    """Write a clip whose brightness grows with time; return its path."""
     with av.open(str(path), "w") as container:
         container.metadata.update(tags)
         stream = container.add_stream("mpeg4", rate=Fraction(fps))
@@ -63,15 +50,18 @@ def clip(path: Path, seconds: float = 3.0, fps: int = 10, size: int = 48, **tags
     return path
 
 
-def folder(root: Path, num_images: int = 6, *, captions: bool = True, num_clips: int = 0) -> Path:
-    """Write images `pictures/N.png`, every second one with a caption, and clips `clips/N.mp4`.
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
+    """Write a tar of members by name, in this order; return its path."""
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, BytesIO(content))
+    return path
 
-    Args:
-        root: folder to fill.
-        num_images: number of images.
-        captions: whether there are captions.
-        num_clips: number of clips.
-    """
+
+def folder(root: Path, num_images: int = 6, *, captions: bool = True, num_clips: int = 0) -> Path:
+    """Write images `pictures/N.png`, every second one with a caption, and clips `clips/N.mp4`."""
     (root / "pictures").mkdir(parents=True)
     for number in range(num_images):
         (root / "pictures" / f"{number:04d}.png").write_bytes(image_bytes(number))

@@ -12,7 +12,7 @@ from store_samples import INFO, table
 
 from embedder.config import RunConfig
 from embedder.config_toml.sections import IndexConfig
-from embedder.entrances import build_index
+from embedder.ingest.build_index import build_index
 from embedder.store.backends import DiskBackend
 from embedder.store.bucket_backend import BucketBackend
 from embedder.store.environment import REAL_ENVIRONMENT
@@ -36,13 +36,7 @@ def new_store(folder: Path) -> StoreFiles:
 
 
 def rows_at(files: StoreFiles, version, name: str = "embeddings") -> dict:
-    """Rows of one publication by item and segment, with all their values; each occurs once.
-
-    Args:
-        files: the store.
-        version: the publication.
-        name: name of the table.
-    """
+    """Rows of one publication by item and segment, with all their values; each occurs once."""
     rows = RecordTable(files, name, getattr(version, name)).read().to_pylist()
     by_key = {(row["item_id"], row.get("segment")): row for row in rows}
     assert len(by_key) == len(rows), "each row once"
@@ -123,13 +117,7 @@ def dying(monkeypatch, number: int):
 
 
 def set_clock(monkeypatch, now: Callable[[], datetime], *stores: StoreFiles) -> None:
-    """Have stores take another wall clock.
-
-    Args:
-        monkeypatch: of the test.
-        now: the clock.
-        stores: those that are open already.
-    """
+    """Have stores take another wall clock."""
     changed = replace(REAL_ENVIRONMENT, now=now)
     monkeypatch.setattr("embedder.store.files.REAL_ENVIRONMENT", changed)
     for files in stores:
@@ -142,16 +130,7 @@ def build_store_index(files: StoreFiles, config: IndexConfig = DEFAULT_INDEX_CON
 
 
 def publish_refresh(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind: str = "refresh", marks="auto"):
-    """Write and publish one whole run as a refresh does; return its record.
-
-    Args:
-        files: the store.
-        rows: finished rows.
-        retired: ids of items that leave the store.
-        info: model and preprocessing.
-        kind: kind of the publication.
-        marks: whether rows that leave are marked by deletion vectors.
-    """
+    """Write and publish one whole run as a refresh does; return its record."""
     bind_store(files, info, may_change=True)
     run = start_run(files, info, pa.schema([]))
     fingerprints = (info.model_fingerprint, info.preprocess_fingerprint)
@@ -164,14 +143,7 @@ def publish_refresh(files: StoreFiles, *rows: dict, retired=(), info=INFO, kind:
 
 
 def record(run_id: str, previous: str | None = None, kind: str = "refresh", restores: str | None = None) -> Published:
-    """Record of a publication with one item.
-
-    Args:
-        run_id: id of the run.
-        previous: run that it replaced.
-        kind: kind of the run.
-        restores: run whose rows a rollback brought back.
-    """
+    """Record of a publication with one item."""
     return Published(
         run_id=run_id,
         previous=previous,

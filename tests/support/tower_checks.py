@@ -24,12 +24,7 @@ GRIDS = ((1, 3, 4), (0, 0, 0), (1, 6, 6), (2, 2, 7), (1, 1, 30), (1, 4, 3), (1, 
 
 
 def randomise(model: torch.nn.Module, seed: int = 7) -> torch.nn.Module:
-    """Give every parameter values of a size that matters: fresh norms, biases and scales would hide a wrong mapping.
-
-    Args:
-        model: a model of transformers, timm or open_clip, changed in place.
-        seed: of the values.
-    """
+    """Give every parameter values of a size that matters: fresh norms, biases and scales would hide a wrong mapping."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -142,14 +137,7 @@ def part_name(config: ModelConfig, name: str) -> str:
 def check_against(
     folder: Path, batch: Batch, expected: dict[str, Callable[[TowerState], torch.Tensor]], tolerance: float = 1e-5
 ) -> None:
-    """Check vectors against a library's own features, both of length 1.
-
-    Args:
-        folder: the imported model.
-        batch: images and captions.
-        expected: by side, the library's features of a state.
-        tolerance: largest difference of a value.
-    """
+    """Check vectors against a library's own features, both of length 1."""
     found = embed_whole(folder, batch)
     for side, features in expected.items():
         state = batch.vision if side == "vision" else batch.text

@@ -1,6 +1,7 @@
 """Web servers on loopback that answer as they are told: well, badly, slowly, without end."""
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -156,5 +157,19 @@ def slowly(answer: Answer, seconds: float) -> Answer:
     def answered(handler: Handler) -> None:
         time.sleep(seconds)
         answer(handler)
+
+    return answered
+
+
+def by_ranges(content: bytes, tag: str = '"1"') -> Answer:
+    """Answer with the bytes that are asked for, or with the whole."""
+
+    def answered(handler: Handler) -> None:
+        span = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range") or "")
+        if span is None:
+            return handler.send(content, ETag=tag)
+        start, stop = int(span[1]), min(int(span[2]) + 1, len(content))
+        place = f"bytes {start}-{stop - 1}/{len(content)}"
+        return handler.send(content[start:stop], 206, Content_Range=place, ETag=tag)
 
     return answered

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from embedder.config_toml.deploy_section import GIB, NodeResources
+from embedder.config_toml.deploy_section import GIB, LEAST_SHM_BYTES, NodeResources
 from embedder.errors import ConfigError
 from embedder.plugins.deploy import commands
 from embedder.plugins.deploy.manifest_text import manifest_text, quantity, yaml_text
@@ -21,8 +21,10 @@ from embedder.plugins.deploy.pods import (
 )
 from embedder.plugins.deploy.shipped_config import check_shippable
 from embedder.plugins.deploy.worker_groups import (
+    MIN_SHARE_OF_MEMORY,
     RAY_SHARE_OF_SHM,
     DeployGroup,
+    check_shared_memory,
     check_types_are_told_apart,
     worker_groups,
 )
@@ -161,7 +163,9 @@ def _head(deployment: Deployment, component: str) -> Tree:
     deploy = deployment.shipped.config.deploy
     head, is_run = deploy.head, component in RUNS
     disk = head.spill_bytes + deploy.home_bytes + 2 * TMP_BYTES
-    needs = resources(head.cpus or 2, head.memory_bytes or 8 * GIB, disk)
+    memory_bytes = head.memory_bytes or 8 * GIB
+    check_shared_memory("[deploy.head]", memory_bytes, head.shm_bytes)
+    needs = resources(head.cpus or 2, memory_bytes, disk)
     main = container(deployment, "ray-head", needs, drains=True, mounts=[RAY_LOGS])
     main["ports"] = [{"name": name, "containerPort": port} for name, port in _ports(deployment, component)]
     logs: Tree = {"name": RAY_LOGS[0], "emptyDir": {"sizeLimit": quantity(TMP_BYTES)}}
@@ -272,7 +276,9 @@ def _service(deployment: Deployment) -> Tree:
 def _service_cluster(deployment: Deployment) -> Tree:
     deploy = deployment.shipped.config.deploy
     service = deploy.service
-    node = NodeResources(cpus=service.cpus, memory_bytes=service.memory_bytes, spill_bytes=GIB)
+    usual_bytes, most_bytes = NodeResources().shm_bytes, service.memory_bytes // MIN_SHARE_OF_MEMORY
+    shm_bytes = max(LEAST_SHM_BYTES, min(usual_bytes, most_bytes))
+    node = NodeResources(cpus=service.cpus, memory_bytes=service.memory_bytes, shm_bytes=shm_bytes, spill_bytes=GIB)
     mounts, volumes = _token_volume(None if service.no_auth else service.token_secret)
     worker = container(
         deployment,

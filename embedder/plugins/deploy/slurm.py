@@ -68,12 +68,12 @@ sleep 3 # until the head knows its own node; the command waits for the others it
 if [[ -z $stopped ]]; then
     {command} &
     run=$!
-    wait "$run"
-    code=$?
-    while kill -0 "$run" 2>/dev/null; do # a signal had interrupted the wait
+    [[ -z $stopped ]] || stop # the signal came before its number was known
+    while kill -0 "$run" 2>/dev/null; do # a signal interrupts the wait
         wait "$run"
-        code=$?
     done
+    wait "$run" # its code once more: that of an interrupted wait would be the signal's
+    code=$?
 fi
 
 if [[ -n $stopped && $code != 0 ]] && ((${{SLURM_RESTART_COUNT:-0}} < {max_requeues})); then

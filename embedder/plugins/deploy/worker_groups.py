@@ -157,12 +157,17 @@ def _memory_bytes(
     held = sum((stage.memory_bytes or 0) * stage.num_replicas for stage in stages if not stage.num_gpus)
     needed = math.ceil(held / num_pods / MEMORY_SHARE / GIB) * GIB + section.shm_bytes
     found = section.memory_bytes or max(num_cpus * BYTES_PER_CPU, needed, MIN_SHARE_OF_MEMORY * section.shm_bytes)
-    if found < MIN_SHARE_OF_MEMORY * section.shm_bytes:
-        raise ConfigError(
-            f"[[deploy.group]] {device}: memory_bytes = {found}, and shm_bytes = {section.shm_bytes} is more than half "
-            "of it; shared memory counts as memory of the pod: raise the one or lower the other"
-        )
+    check_shared_memory(f"[[deploy.group]] {device}", found, section.shm_bytes)
     return found
+
+
+def check_shared_memory(where: str, memory_bytes: int, shm_bytes: int) -> None:
+    """Refuse (ConfigError) a pod, described in `where`, whose shared memory would leave too little to its processes."""
+    if memory_bytes < MIN_SHARE_OF_MEMORY * shm_bytes:
+        raise ConfigError(
+            f"{where}: memory_bytes = {memory_bytes}, and shm_bytes = {shm_bytes} is more than half of it; shared "
+            "memory counts as memory of the pod: raise the one or lower the other"
+        )
 
 
 def _check_names(groups: Sequence[DeployGroup]) -> None:

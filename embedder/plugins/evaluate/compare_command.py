@@ -38,7 +38,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for comparison.json and comparison.html.")] = None,
     allow_store_code: AllowStoreCode = False,
 ) -> Result:
-    """Compare two models on the same queries; exit 1 where a group lost more than [compare] allows."""
+    """Compare two models on the same queries; exit 1 where a group lost more than the section `compare` allows."""
     run = read()
 
     from embedder.plugins.evaluate.compare import CompareOptions

@@ -293,7 +293,7 @@ def evaluate_tracked(
             values = {"recall_at_10": point.recall_at_10.value, "p50_ms": point.p50_ms, "p99_ms": point.p99_ms}
             tracker.log({f"curve/{name}": value for name, value in values.items()}, step=step)
         tracker.attach(lambda: evaluation_files(found))
-        tracker.end(succeeded=True, files={})
+        tracker.end(succeeded=True)
     return found
 
 

@@ -1,5 +1,6 @@
 """Files of items: the bytes of an image or a video by Range, read in separate threads as the client takes them."""
 
+import logging
 import mimetypes
 import re
 from collections.abc import AsyncIterator
@@ -18,6 +19,8 @@ from embedder.sources.item_ranges import open_item
 from embedder.sources.uris import name_in
 from embedder.storage.file_adapter import ByteRanges
 from embedder.storage.item_error import ItemError
+
+LOG = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
 SHOWN_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/avif", "image/bmp")
@@ -106,7 +109,7 @@ def _content_type(uri: str, head: bytes) -> str:
 
 
 async def _pieces(ranges: ByteRanges, start: int, stop: int, threads: TaskThreads) -> AsyncIterator[bytes]:
-    """Read piece by piece; if the file shrinks or disappears, the answer ends early, which the client sees."""
+    """Read piece by piece; if the file shrinks, or can't be read on, the answer ends early, which the client sees."""
     try:
         while start < stop:
             piece = await threads.continue_answer(ranges.read_at, start, min(PIECE_BYTES, stop - start))
@@ -114,6 +117,8 @@ async def _pieces(ranges: ByteRanges, start: int, stop: int, threads: TaskThread
                 return
             yield piece
             start += len(piece)
+    except ItemError as error:
+        LOG.warning(f"a file ended early: {error.message}")
     finally:
         with suppress(OSError):
             ranges.close()

@@ -12,7 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from embedder.plugins.serve.protection import SECURITY_HEADERS
-from embedder.plugins.serve.rate_limit import client_key
+from embedder.plugins.serve.rate_limit import client_key, is_among
 from embedder.plugins.serve.serve_settings import ServeSettings
 
 MAX_HEADER_BYTES = 32 << 10
@@ -87,7 +87,7 @@ class _LimitedConnection(H11Protocol):
     def _has_too_many(self) -> bool:
         """Whether the client has too many connections; loopback and trusted proxies may carry all clients."""
         host = self.client[0] if self.client else ""
-        if client_key(host) is None or host in self.settings.trusted_proxies:
+        if client_key(host) is None or is_among(host, self.settings.trusted_proxies):
             return False
         same = sum((getattr(each, "client", None) or ("",))[0] == host for each in self.connections)
         return bool(same > self.settings.max_connections_per_client)

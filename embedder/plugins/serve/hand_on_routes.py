@@ -66,7 +66,7 @@ async def export(request: Request) -> Response:
         asked = ExportRequest.model_validate_json(body)
     except ValidationError as error:
         raise invalid(error, "body") from None
-    publication = await service.publication(asked.version)
+    publication = await service.publication(request, asked.version)
     show_uris = service.settings.show_uris
     hits = await service.lookups.run(_hits, publication, asked.items)
     name, kind = TYPES[asked.format]
@@ -75,7 +75,7 @@ async def export(request: Request) -> Response:
         return StreamingResponse(_stream(service, hits), headers=headers, media_type=kind)
     if asked.format == "sheet":
         try:
-            content = await service.clips.run(_sheet, hits)
+            content = await service.exports.run(_sheet, hits)
         except USER_MISTAKES:
             raise RequestError(
                 422, "body.items", f"{len(hits):,} items", "as many as a sheet has room for", "choose fewer"
@@ -100,7 +100,7 @@ async def duplicates(
 ) -> Response:
     """Group the items that look nearly the same, each group's oldest file first."""
     service: Service = request.app.state.service
-    publication = await service.filtered_publication(version, where)
+    publication = await service.filtered_publication(request, version, where)
     show_uris = service.settings.show_uris
 
     def answer() -> bytes:
@@ -160,10 +160,10 @@ async def _stream(service: Service, hits: Hits) -> AsyncIterator[bytes]:
             return step()
 
     try:
-        while (piece := await service.clips.continue_answer(take, partial(next, pieces, None))) is not None:
+        while (piece := await service.exports.continue_answer(take, partial(next, pieces, None))) is not None:
             yield piece
     finally:
-        await asyncio.shield(service.clips.continue_answer(take, pieces.close))
+        await asyncio.shield(service.exports.continue_answer(take, pieces.close))
 
 
 class _Pieces(io.RawIOBase):

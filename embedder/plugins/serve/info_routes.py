@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 
-from embedder.errors import USER_MISTAKES
+from embedder.errors import ConfigError
 from embedder.plugins.serve.api_schema import (
     IMAGE_SIZES,
     MAX_K,
@@ -39,12 +39,12 @@ JSON_TYPE = "application/json"
 async def facets(request: Request, where: Where = None, version: Version = None) -> Response:
     """Describe the columns to filter by: values with their counts, and ranges."""
     service: Service = request.app.state.service
-    publication = await service.publication(version)
+    publication = await service.publication(request, version)
     try:
         answer = await service.conditions.run(
             lambda: describe_facets(publication, where, timeout_s=service.settings.where_timeout_s)
         )
-    except USER_MISTAKES as error:
+    except ConfigError as error:
         raise mistake(error, "query.where") from None
     return Response(answer, media_type=JSON_TYPE)
 
@@ -58,7 +58,7 @@ async def rejects(
 ) -> Response:
     """List the items that could not be embedded, or not whole, with the reason."""
     service: Service = request.app.state.service
-    publication = await service.publication(version)
+    publication = await service.publication(request, version)
     answer = await service.lookups.run(_rejects, publication, start, k)
     return Response(answer, media_type=JSON_TYPE)
 

@@ -69,7 +69,7 @@ async def items(
 ) -> Response:
     """List the items that fulfil a condition, in an order, without a search."""
     service: Service = request.app.state.service
-    publication = await service.filtered_publication(version, where)
+    publication = await service.filtered_publication(request, version, where)
     show_uris = service.settings.show_uris
 
     def answer() -> bytes:
@@ -184,7 +184,7 @@ async def item(
     """Describe an item: its row, its segments, where its vectors come from, and its neighbours."""
     service: Service = request.app.state.service
     item_id = unquote(item_id)
-    publication = await service.publication(version)
+    publication = await service.publication(request, version)
     answer = await service.lookups.run(_describe, publication, item_id, segment, neighbours, service.settings.show_uris)
     return Response(answer, media_type="application/json")
 
@@ -194,7 +194,7 @@ async def _find_row(
 ) -> tuple[Service, ServedPublication, dict[str, Any]]:
     """Find the row of an item's segment, in the publication of a version."""
     service: Service = request.app.state.service
-    publication = await service.publication(version)
+    publication = await service.publication(request, version)
 
     def read() -> Any:
         row = publication.segment_row(unquote(item_id), segment)

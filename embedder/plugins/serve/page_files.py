@@ -3,6 +3,7 @@
 import gzip
 import json
 import mimetypes
+import re
 from hashlib import blake2b
 from html import escape
 from pathlib import Path
@@ -87,6 +88,7 @@ def is_known(request: Request, etag: str) -> bool:
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
 MIN_COMPRESSED_BYTES = 1024  # a smaller file is one packet either way
+NO_WEIGHT = re.compile(r"q=0(\.0*)?")
 
 
 class Encoded(NamedTuple):
@@ -118,7 +120,7 @@ class PageFiles:
         file = self._files.get(request.path_params.get("name", INDEX))
         if file is None:
             raise HTTPException(404)
-        takes_gzip = "gzip" in request.headers.get("accept-encoding", "")
+        takes_gzip = _takes_gzip(request.headers.get("accept-encoding", ""))
         sent = file.compressed if takes_gzip and file.compressed is not None else file.plain
         # Requested again each time, as an upgrade changes all files at once.
         headers = {"Cache-Control": "no-cache", "ETag": sent.etag, "Vary": "Accept-Encoding"}
@@ -127,6 +129,12 @@ class PageFiles:
         if sent is file.compressed:
             headers["Content-Encoding"] = "gzip"
         return Response(sent.content, headers=headers, media_type=file.media_type)
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Whether an `Accept-Encoding` names gzip; with a weight of 0 it refuses it."""
+    codings = (each.lower().replace(" ", "").partition(";") for each in accepted.split(","))
+    return any(name == "gzip" and not NO_WEIGHT.fullmatch(weight) for name, _, weight in codings)
 
 
 def _read(path: Path) -> PageFile:

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from embedder.errors import USER_MISTAKES, StoreError
-from embedder.plugins.serve.serve_errors import RequestError
+from embedder.plugins.serve.serve_errors import RequestError, refuse_version
 from embedder.plugins.serve.serve_settings import ServeSettings
 from embedder.plugins.serve.served_publication import WARM_UP_TEXT, ServedPublication
+from embedder.redaction import mask
 from embedder.retrieval.store_api import Store, code_sources
 from embedder.retrieval.store_follower import FollowingStore
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Published
 from embedder.store.publish.history import find_publication, publications, readable
+from embedder.store.store_errors import TRANSIENT_ERRORS
+from index.index_errors import RetrievalError
 
 LOG = logging.getLogger(__name__)
 
@@ -79,6 +82,11 @@ class Publications:
                     self._earlier.popitem(last=False)
         return opened
 
+    def forget(self, publication: ServedPublication) -> None:
+        """Open an earlier publication anew the next time, as its files can't be read."""
+        with self._lock:
+            self._earlier.pop(publication.run_id, None)
+
     def history(self) -> list[tuple[Published, bool]]:
         """Publications that can be read, newest first, and whether each is the one that is served."""
         records = publications(self._files)
@@ -90,24 +98,22 @@ class Publications:
         self._following.close()
 
     def _open(self, run_id: str, current: ServedPublication) -> ServedPublication:
-        where = "version"
         try:
             find_publication(self._files, run_id)
         except StoreError:
             raise RequestError(
-                404, where, f"no publication {run_id!r}", "a publication of the store", "choose one of /versions"
+                404, "version", f"no publication {run_id!r}", "a publication of the store", "choose one of /versions"
             ) from None
         try:
             store = Store(self._files, None, run_id, code=self._code)
+            store.searcher.snapshot.prepare(current.store.searcher.snapshot)
+        except TRANSIENT_ERRORS:
+            raise
+        except (StoreError, RetrievalError) as error:
+            LOG.warning(f"publication {run_id} can't be opened: {mask(str(error))}")
+            raise refuse_version(run_id) from None
+        with suppress(*USER_MISTAKES, ImportError, OSError):  # of its encoder: a search by a text gets the reason
             store.prepare(current.store)
-        except StoreError:
-            raise RequestError(
-                410,
-                where,
-                f"{run_id} can't be read any more",
-                "a publication whose files are all there",
-                "choose one of /versions, or leave it out",
-            ) from None
         return self._publication(store, is_current=False)
 
     def _publication(self, store: Store, *, is_current: bool) -> ServedPublication:

@@ -128,15 +128,14 @@ class PartEncoder:
     async def _encode(self, content: bytes) -> Floats:
         publication = self._publication
         try:
-            vectors = await self._service.uploads.run(
-                lambda decoder, _: publication.store.encoder.encode_image([content], decoder)
+            vector: Floats = await self._service.uploads.run(
+                lambda decoder, _: publication.encode_image(content, decoder)
             )
         except (*USER_MISTAKES, ImportError) as error:  # the latter in an installation without torch
             raise mistake(error, "image") from None
         except OSError as error:  # of the model's files
             LOG.warning(f"images can't be encoded: {mask(str(error))}")
             raise busy("the model's files can't be read now", STORE_RETRY_S) from None
-        vector: Floats = vectors[0]
         return vector
 
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections import OrderedDict
+from collections.abc import Iterable
 from functools import lru_cache
 
 MAX_CLIENTS = 10_000
@@ -35,6 +36,18 @@ class RateLimit:
     def num_clients(self) -> int:
         """Clients in the table."""
         return len(self._buckets)
+
+
+def is_among(client: str, places: Iterable[str]) -> bool:
+    """Whether a client is one of some addresses and networks (10.0.0.0/8); `*` is any, other words are themselves."""
+    return any(place in ("*", client) or _is_in(client, place) for place in places)
+
+
+def _is_in(client: str, network: str) -> bool:
+    try:
+        return ipaddress.ip_address(client) in ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        return False
 
 
 @lru_cache(maxsize=MAX_CLIENTS)

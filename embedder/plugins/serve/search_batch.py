@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 from pydantic_core import to_json
 
-from embedder.errors import USER_MISTAKES
+from embedder.errors import USER_MISTAKES, CodeNotAllowedError, StoreError
 from embedder.plugins.serve.api_schema import Sort
 from embedder.plugins.serve.cursors import Cursor, count_seen, following, make_cursor
 from embedder.plugins.serve.item_lists import sorted_hits
@@ -22,6 +22,7 @@ from embedder.retrieval.hit import Hit
 from embedder.retrieval.hits import Hits
 from embedder.retrieval.queries import SearchOptions
 from embedder.storage.web_address import shown_uri
+from index.index_errors import RetrievalError
 from index.vectors import Floats, Profile
 
 UNCHANGED = (
@@ -157,7 +158,8 @@ def compute_together(
     except RequestError as refusal:  # not of a single one
         return [refusal for _ in given]
     except (*USER_MISTAKES, ImportError) as error:  # the latter in an installation without torch
-        problem: Exception = mistake(error, "query")
+        is_of_store = isinstance(error, StoreError | RetrievalError) and not isinstance(error, CodeNotAllowedError)
+        problem: Exception = error if is_of_store else mistake(error, "query")
     except Exception as error:  # noqa: BLE001  # it is raised where the answer is awaited
         problem = error
     if len(given) == 1:

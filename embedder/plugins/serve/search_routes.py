@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.datastructures import UploadFile
 
-from embedder.errors import USER_MISTAKES
+from embedder.errors import ConfigError
 from embedder.plugins.serve.api_schema import (
     MAX_QUERIES,
     EmbedAnswer,
@@ -66,7 +66,8 @@ async def search(request: Request) -> Response:
     asked, uploads = await _read(SearchRequest, request, service)
     cursor = _read_cursor(asked, service)
     try:
-        publication = await service.publication(cursor.version if cursor is not None else asked.version)
+        version = cursor.version if cursor is not None else asked.version
+        publication = await service.publication(request, version)
     except RequestError as refusal:
         if cursor is not None and refusal.status == 404:
             refusal.status = 410
@@ -75,7 +76,7 @@ async def search(request: Request) -> Response:
     options = asked.options
     try:
         await service.check_condition(publication, options.where)
-    except USER_MISTAKES as error:
+    except ConfigError as error:
         raise mistake(error, "body.where") from None
     encoder = PartEncoder(service, publication)
     pages = await asyncio.gather(

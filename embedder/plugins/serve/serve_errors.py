@@ -13,8 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from embedder.errors import StoreError
+from embedder.redaction import mask
 from embedder.storage.printable import printable
-from embedder.store.store_errors import StoreUnavailableError
+from embedder.store.store_errors import TRANSIENT_ERRORS, StoreUnavailableError
+from index.index_errors import RetrievalError
 
 LOG = logging.getLogger(__name__)
 
@@ -97,9 +99,27 @@ async def answer_http_error(_: Request, error: HTTPException) -> Response:
     return refusal_of(error.status_code, error.headers).response()
 
 
-async def answer_unavailable(_: Request, error: Exception) -> Response:
-    """Answer while a file of the store can't be read; the reason names its place, so it goes only to the log."""
-    LOG.error(f"the store can't be read: {error}")
+def refuse_version(run_id: str) -> RequestError:
+    """Refuse a publication that can't be read any more."""
+    return RequestError(
+        410,
+        "version",
+        f"{run_id} can't be read any more",
+        "a publication whose files are all there",
+        "choose one of /versions, or leave it out",
+    )
+
+
+async def answer_unavailable(request: Request, error: Exception) -> Response:
+    """Answer where a file of the store can't be read: of an earlier publication, which a vacuum may take, for good.
+
+    The reason names its place, so it goes only to the log.
+    """
+    LOG.error(f"the store can't be read: {mask(str(error))}")
+    publication = getattr(request.state, "publication", None)
+    if not (isinstance(error, TRANSIENT_ERRORS) or publication is None or publication.is_current):
+        request.app.state.service.publications.forget(publication)
+        return refuse_version(publication.run_id).response()
     return busy("the store can't be read now", STORE_RETRY_S).response()
 
 
@@ -108,5 +128,6 @@ HANDLERS: dict[int | type[Exception], Any] = {
     RequestValidationError: answer_invalid,
     HTTPException: answer_http_error,
     StoreError: answer_unavailable,
+    RetrievalError: answer_unavailable,
     StoreUnavailableError: answer_unavailable,
 }

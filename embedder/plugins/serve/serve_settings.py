@@ -63,7 +63,7 @@ class ServeSettings(BaseModel):
         "token_file, and without one the host, localhost, this machine's name, and addresses",
     )
     trusted_proxies: tuple[str, ...] = Field(
-        (), description="addresses of reverse proxies whose X-Forwarded-For names the client"
+        (), description="addresses of reverse proxies, or their networks, whose X-Forwarded-For names the client"
     )
     rate_per_s: float = Field(100.0, gt=0, description="requests of one client a second; loopback is not limited")
     rate_burst: int = Field(400, ge=1, description="requests that a client may send at once")

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.errors import USER_MISTAKES, ConfigError
+from embedder.errors import USER_MISTAKES, CodeNotAllowedError, ConfigError
+from embedder.media.sandbox import SandboxedDecoder
 from embedder.medium_columns import BY_NAME
 from embedder.plugins.serve.serve_errors import STORE_RETRY_S, RequestError
 from embedder.redaction import mask
@@ -124,42 +125,56 @@ class ServedPublication:
         """Encode texts; float32 (Q, E), L2-normalised.
 
         Raises `ConfigError` if a text can't be encoded, the model has no text tower, or it takes no instruction;
-        `StoreError` if the encoder of a further model may not run, or can't be loaded; `RequestError` if no text can be
-        encoded, as the encoder can't be loaded.
+        `CodeNotAllowedError` if the encoder of a further model may not run; `RequestError` if no text can be encoded,
+        as the encoder can't be loaded.
         """
         try:
             _ = self.store.encoder
-        except Exception as error:  # whatever it lacks
-            if self.store.model and isinstance(error, USER_MISTAKES):
-                raise
+        except CodeNotAllowedError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it lacks
             raise self.no_texts(error) from None
         try:
             if instruction is not None and self.store.encoder.instruction is None:
                 raise ConfigError("instruction: the model of this store takes none; leave it out")
             vectors = self.store.encode_text(texts, instruction)
-        except ConfigError:
-            raise
+        except ConfigError as error:
+            raise self._without_places(error) from None
         except (*USER_MISTAKES, ImportError) as error:  # of a tower, or of torch, which is loaded with the first text
             raise self.no_texts(error) from None
         self.encodes_texts = True
         return vectors
 
-    def no_texts(self, error: Exception) -> RequestError:
-        """Note that a text couldn't be encoded, so that the next probe tries; return the refusal of the request.
+    def encode_image(self, content: bytes, decoder: SandboxedDecoder) -> Floats:
+        """Encode an image file; float32 (E,), L2-normalised.
 
-        The reason may name places of this machine, so it goes only to the log.
+        Raises `ConfigError` if it can't be decoded, or the model has no vision tower; `CodeNotAllowedError` if the
+        encoder of a further model may not run; `RequestError` if it can't be loaded; OSError of the model's files.
         """
-        LOG.warning(f"texts can't be encoded: {mask(str(error) or type(error).__name__)}")
-        self.encodes_texts = False
-        self._text_problem = f"no text can be encoded, as the model's query encoder fails ({type(error).__name__})"
-        return RequestError(
-            503,
-            "query",
-            self._text_problem,
-            "a store with query towers, or a model folder that can be read",
-            "search by vectors, images or items meanwhile, and tell the operator: the log has the reason",
-            retry_after=str(STORE_RETRY_S),
-        )
+        try:
+            vector: Floats = self.store.encoder.encode_image([content], decoder)[0]
+        except CodeNotAllowedError:
+            raise
+        except ConfigError as error:
+            raise self._without_places(error) from None
+        except USER_MISTAKES as error:
+            raise _refuse_encoding("image", error) from None
+        return vector
+
+    def _without_places(self, error: ConfigError) -> ConfigError:
+        """Return the error without the place of the model, which the server may not show."""
+        encoder, text = vars(self.store).get("encoder"), str(error)
+        places = [self.store.info.model, (self.store.info.servable or {}).get("uri")]
+        for place in [*places, getattr(getattr(encoder, "model", None), "uri", None)]:
+            if place is not None and "/" in place:
+                text = text.replace(place, "of the store")
+        return ConfigError(text)
+
+    def no_texts(self, error: Exception) -> RequestError:
+        """Note that a text couldn't be encoded, so that the next probe tries; return the refusal of the request."""
+        refusal = _refuse_encoding("text", error)
+        self.encodes_texts, self._text_problem = False, refusal.what
+        return refusal
 
     def text_problem(self) -> str | None:
         """Return the reason why no text can be encoded, in one sentence; None if one can be, or there is no text tower.
@@ -306,4 +321,17 @@ def no_item(item_id: str, version: str) -> RequestError:
     """Refuse an id that the publication lacks."""
     return RequestError(
         404, "item", f"no item {item_id!r} in {version}", "the id of an item of the store", "take ids from answers"
+    )
+
+
+def _refuse_encoding(kind: str, error: Exception) -> RequestError:
+    """Refuse a text or an image, as the encoder fails; the reason may name places, so it goes only to the log."""
+    LOG.warning(f"{kind}s can't be encoded: {mask(str(error) or type(error).__name__)}")
+    return RequestError(
+        503,
+        "query",
+        f"no {kind} can be encoded, as the model's query encoder fails ({type(error).__name__})",
+        "a store with query towers, or a model folder that can be read",
+        "search by vectors or items meanwhile, and tell the operator: the log has the reason",
+        retry_after=str(STORE_RETRY_S),
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -9,21 +10,27 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Any
 
-from embedder.errors import USER_MISTAKES
+from starlette.requests import Request
+
+from embedder.errors import ConfigError, StoreError
 from embedder.media.limits import DecodeLimits
 from embedder.plugins.serve.hit_reranker import HitReranker
 from embedder.plugins.serve.micro_batcher import BusyError, MicroBatcher
 from embedder.plugins.serve.publications import Publications
 from embedder.plugins.serve.search_batch import Answer, Asked, BatchSearcher, page_of
-from embedder.plugins.serve.serve_errors import RequestError, busy, mistake
+from embedder.plugins.serve.serve_errors import STORE_RETRY_S, RequestError, busy, mistake
 from embedder.plugins.serve.serve_metrics import Metrics
 from embedder.plugins.serve.serve_settings import ServeSettings
 from embedder.plugins.serve.served_publication import ServedPublication
 from embedder.plugins.serve.task_threads import TaskThreads
 from embedder.plugins.serve.thumbnails import DecoderThreads, ThumbnailCache, Thumbnails
+from embedder.redaction import mask
 from embedder.retrieval.hits import Hits
 from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
+from index.index_errors import RetrievalError
+
+LOG = logging.getLogger(__name__)
 
 ENTRY_BYTES = 500  # of a key and its places in the table
 
@@ -84,8 +91,8 @@ class Service:
     """One open store and all that answers requests about it; made, used and closed in one event loop.
 
     `long_batcher` has the queries that take several times as long, so that the others in `batcher` don't wait for them.
-    Conditions, look-ups, earlier publications (`versions`), files (`clips`) and uploads have threads of their own.
-    `is_ready` says whether requests should be sent here.
+    Conditions, look-ups, earlier publications (`versions`), files (`clips`), sheets and archives (`exports`) and
+    uploads have threads of their own. `is_ready` says whether requests should be sent here.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -116,6 +123,7 @@ class Service:
         self.answers = AnswerCache(settings.answer_cache_bytes, self.metrics)
         self.conditions, self.lookups = TaskThreads("conditions", 2), TaskThreads("lookups", 2)
         self.versions, self.clips = TaskThreads("versions", 1), TaskThreads("clips", 4)
+        self.exports = TaskThreads("exports", 2)
         limits = DecodeLimits(timeout_s=settings.decode_timeout_s)
         uploads = DecodeLimits(
             timeout_s=settings.decode_timeout_s,
@@ -124,9 +132,8 @@ class Service:
         )
         self.uploads = DecoderThreads("uploads", settings.num_decoders, settings.max_waiting_images, uploads)
         decoders = DecoderThreads("thumbnails", settings.num_decoders, settings.max_waiting_images, limits)
-        self._decoders = decoders
         cache = ThumbnailCache(self._cache_folder(), settings.cache_bytes)
-        self.thumbnails = Thumbnails(cache, decoders, self.metrics, settings.max_image_bytes)
+        self._decoders, self.thumbnails = decoders, Thumbnails(cache, decoders, self.metrics, settings.max_image_bytes)
         self.publications = Publications(settings, self._forget_earlier)  # last: it calls back from another thread
 
     async def start(self) -> None:
@@ -157,12 +164,16 @@ class Service:
         """Write the JSON of a query's hits, in the threads of searches: as many may wait as queries are answered."""
         return await self._loop.run_in_executor(self._workers, page_of, asked, hits)
 
-    async def publication(self, version: str | None) -> ServedPublication:
-        """Return a publication by name, None for the newest; RequestError if it is unknown or no longer readable."""
-        current = self.publications.current
-        if version is None or version.partition("/")[0] == current.run_id:
-            return current
-        return await self.versions.run(self.publications.at, version)
+    async def publication(self, request: Request, version: str | None) -> ServedPublication:
+        """Return a publication by name, None for the newest; RequestError if it is unknown or no longer readable.
+
+        The request's state keeps it: what can't be read meanwhile is answered by whether it is the newest.
+        """
+        found = self.publications.current
+        if version is not None and version.partition("/")[0] != found.run_id:
+            found = await self.versions.run(self.publications.at, version)
+        request.state.publication = found
+        return found
 
     async def of_model(self, publication: ServedPublication, model: str | None) -> ServedPublication:
         """Return the publication for a model, None or `main` for the main one; RequestError if it is unusable."""
@@ -171,8 +182,18 @@ class Service:
             return found
         try:
             return await self.versions.run(publication.of_model, model or "")
-        except USER_MISTAKES as error:
-            raise mistake(error, "body.model") from None
+        except (StoreError, RetrievalError) as error:
+            if not publication.is_current:
+                raise
+            LOG.error(f"model {model} can't be opened: {mask(str(error))}")  # with places of this machine
+            raise RequestError(
+                503,
+                "body.model",
+                f"the files of {model} can't be read",
+                "a model whose files are whole",
+                "choose another model, and tell the operator: the log has the reason",
+                retry_after=str(STORE_RETRY_S),
+            ) from None
 
     async def check_condition(self, publication: ServedPublication, where: str | None) -> None:
         """Evaluate a condition, whose result the search then finds, in threads that searches don't wait for.
@@ -182,12 +203,12 @@ class Service:
         if where is not None and not publication.has_condition(where):
             await self.conditions.run(publication.remember_condition, where, self.settings.where_timeout_s)
 
-    async def filtered_publication(self, version: str | None, where: str | None) -> ServedPublication:
+    async def filtered_publication(self, request: Request, version: str | None, where: str | None) -> ServedPublication:
         """Open a version's publication and evaluate a condition over its rows; RequestError if either is invalid."""
-        publication = await self.publication(version)
+        publication = await self.publication(request, version)
         try:
             await self.check_condition(publication, where)
-        except USER_MISTAKES as error:
+        except ConfigError as error:
             raise mistake(error, "query.where") from None
         return publication
 
@@ -212,7 +233,7 @@ class Service:
 
     def _close(self) -> None:
         self.publications.close()
-        tasks = (self.conditions, self.lookups, self.versions, self.clips)
+        tasks = (self.conditions, self.lookups, self.versions, self.clips, self.exports)
         for threads in (self.reranker, *tasks, self.uploads, self._decoders):
             threads.close()
         self._workers.shutdown()

@@ -93,9 +93,12 @@ class ThumbnailCache:
             if not self._is_read:
                 self._is_read = True
                 self._read_folder(ids)
-            for item_id in {key.item_id for key in self._sizes}:
+            kept: dict[str, list[ThumbnailKey]] = {}
+            for key in self._sizes:
+                kept.setdefault(key.item_id, []).append(key)
+            for item_id, keys in kept.items():
                 if not len(ids.rows(item_id)):
-                    for key in [key for key in self._sizes if key.item_id == item_id]:
+                    for key in keys:
                         self.num_bytes -= self._sizes.pop(key)
                     shutil.rmtree(self._item_folder(item_id), ignore_errors=True)
 
@@ -112,8 +115,10 @@ class ThumbnailCache:
             if name not in known:
                 shutil.rmtree(path, ignore_errors=True)
                 continue
-            for file in path.iterdir():
-                self._add(ThumbnailKey(known[name], file.name), file.stat().st_size)
+            with suppress(OSError):  # another server that shares the folder deletes or renames some meanwhile
+                for file in path.iterdir():
+                    with suppress(OSError):
+                        self._add(ThumbnailKey(known[name], file.name), file.stat().st_size)
 
     def _add(self, key: ThumbnailKey, size: int) -> None:
         self.num_bytes += size - self._sizes.pop(key, 0)

@@ -104,7 +104,7 @@ class Loop:
         """Train to the last step, or until asked to stop; either way models, checkpoint and curves are written.
 
         Raises `RunFailedError` if a signal came, or too many items were rejected; `SourceError` if no item has both an
-        image and a caption; `shards.ModelError` if the loss is not finite.
+        image and a caption; `shards.ModelError` if the loss or the gradients are not finite.
         """
         self._save()  # so that there is something to resume, whenever a crash comes
         while not self._is_done() and not self.is_stopped():
@@ -125,9 +125,9 @@ class Loop:
         is_whole = progress.next_batch == 0
         with closing(self.setup.steps(progress.epoch, progress.next_batch)) as steps:
             for number, metrics in steps:
+                progress.next_batch = number + 1  # before what may save the progress
                 if metrics is not None:
                     self._step(metrics)
-                progress.next_batch = number + 1
                 if time.monotonic() - self._saved_s >= self.config.checkpoint_every_s:
                     self._save()
                 if self._is_done() or self.is_stopped():

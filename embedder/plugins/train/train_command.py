@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from embedder.cli.options import AsJson, Settings
 from embedder.cli.results import Result, print_result
-from embedder.cli.terminal import progress_bar
+from embedder.cli.terminal import bar_with_lines
 from embedder.quantities import duration_text, plural, size_text
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def train(
 @contextmanager
 def step_bar(num_steps: int, num_done: int) -> Iterator["OnStep"]:
     """Draw a bar over the steps, with loss and last R@10; yields the function that takes them after each step."""
-    with progress_bar(num_steps, "decoding", num_done) as update:
+    with bar_with_lines(num_steps, "decoding", num_done) as (update, _):
 
         def on_step(num_steps_done: int, epoch: int, loss: float, r_at_10: float | None) -> None:
             held_out = "" if r_at_10 is None else f", held-out R@10 {r_at_10:.3f}"

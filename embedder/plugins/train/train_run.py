@@ -48,7 +48,8 @@ from embedder.plugins.train.trainer.train_checkpoint import load_checkpoint
 from embedder.plugins.train.trainer.trainer import Trainer
 from embedder.plugins.train.validation import Validation
 from embedder.quantities import plural
-from embedder.sources.fetch import Fetcher, FetchError
+from embedder.sources.captions import read_caption
+from embedder.sources.source_errors import FetchError
 from shards.tokenizer import check_tokenizer, parse_tokenizer, read_tokenizer
 from shards.towers.tower_kinds import TextTower
 from shards.train_tokenizer import train_tokenizer
@@ -93,7 +94,8 @@ def train(config: TrainConfig, *, resume: bool = False, show_steps: ShowSteps = 
             outputs.write_text(outputs.report, report.model_dump_json(indent=2) + "\n")
             num_parameters = sum(each.numel() for each in prepared.trainer.averaged.parameters())
             outputs.write_card(model_card(report, prepared.config, prepared.trainer.config, num_parameters))
-            tracker.end(succeeded=True, files=outputs.tracked_files())
+            tracker.attach(outputs.tracked_files)
+            tracker.end(succeeded=True)
         return report
 
 
@@ -219,15 +221,14 @@ def _tokenizer(config: TrainConfig, text_tower: TextTower, outputs: Outputs, ite
 def _captions(items: Items, config: TrainConfig) -> Iterator[str]:
     """Captions of the items, as they will be tokenised; a caption file that can't be read gives none."""
     columns = ["caption", "caption_uri", *(CARRIED + name for name in (*config.texts, *config.tag_sets))]
-    with Fetcher() as fetcher:
-        for row in items.listing.select(columns).to_pylist():
-            yield from as_texts(row["caption"])
-            if row["caption_uri"] is not None:
-                with suppress(FetchError):  # the decode step meets it again, and rejects the item
-                    yield fetcher.read_caption(row["caption_uri"])
-            for name in config.texts:
-                yield from as_texts(row[CARRIED + name])
-            yield from filter(None, (TAG_SEPARATOR.join(as_texts(row[CARRIED + name])) for name in config.tag_sets))
+    for row in items.listing.select(columns).to_pylist():
+        yield from as_texts(row["caption"])
+        if row["caption_uri"] is not None:
+            with suppress(FetchError):  # the decode step meets it again, and rejects the item
+                yield read_caption(row["caption_uri"])
+        for name in config.texts:
+            yield from as_texts(row[CARRIED + name])
+        yield from filter(None, (TAG_SEPARATOR.join(as_texts(row[CARRIED + name])) for name in config.tag_sets))
 
 
 def _run(prepared: PreparedTraining, show_steps: ShowSteps) -> tuple[ExampleCache, str]:
@@ -251,10 +252,13 @@ def _run(prepared: PreparedTraining, show_steps: ShowSteps) -> tuple[ExampleCach
 
 
 def _validation(held_out: Items, decode: Decode, image_size: int, counts: ExampleCounts) -> Validation | None:
-    """Decode the held-out items once; None if none of them is whole."""
-    cache = ExampleCache(decode, image_size, cache_bytes=0)
-    with closing(numbered_pairs(held_out, cache, counts)) as pairs:
+    """Decode the held-out items once, and add them to the counts; None if none of them is whole."""
+    cache, own = ExampleCache(decode, image_size, cache_bytes=0), ExampleCounts(len(held_out))
+    with closing(numbered_pairs(held_out, cache, own)) as pairs:
         whole = [pair for pair in pairs if pair.example.is_pair]
+    if counts.num_seen:  # a resumed run has seen them before
+        own.num_seen = 0
+    counts.add(own)
     if not whole:
         LOG.info("no whole item is held out: no R@k is measured, and the last model is the one that is kept")
         return None

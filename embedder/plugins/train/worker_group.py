@@ -93,8 +93,8 @@ class WorkerGroup:
     def steps(self, epoch: int, first: int) -> Generator[tuple[int, StepMetrics | None], None, None]:
         """Take the steps of an epoch, as the loop asks; epochs must be consecutive.
 
-        Raises `RunFailedError` if a worker died, or a step takes longer than it may; `shards.ModelError` if the loss is
-        not finite.
+        Raises `RunFailedError` if a worker died, or a step takes longer than it may; `shards.ModelError` if the loss or
+        the gradients are not finite.
         """
         total = num_batches(len(self.prepared.train), self.prepared.config.batch_size)
         for batch in range(first, total):

@@ -30,6 +30,12 @@ class SizeLimits:
             return self.video_bytes, "decode.max_video_bytes"
         return self.image_bytes, "decode.max_file_bytes"
 
+    def check(self, kind: str, num_bytes: int, where: str) -> None:
+        """Refuse what its server says to be larger; raises a FetchError."""
+        limit, key = self.of(kind)
+        if num_bytes > limit:
+            raise FetchError("TooLarge", f"{where}: {kind} of {num_bytes:,} bytes; {key} allows {limit:,}")
+
 
 def receive(response: Response, limits: SizeLimits, where: str) -> Fetched:
     """Receive an image or a video; anything else is abandoned after its first bytes, with a FetchError.
@@ -47,10 +53,10 @@ def receive(response: Response, limits: SizeLimits, where: str) -> Fetched:
         if unreadable_kind(head[:HEAD_BYTES]):
             return Fetched(head, None, len(head))
         raise FetchError("NotMedia", f"{where}: {_describe(response, head)}; name the address of an image or a video")
-    limit, key = limits.of(kind)
     announced = response.headers.get("Content-Length") or ""
-    if announced.isdecimal() and len(announced) < 20 and int(announced) > limit:
-        raise FetchError("TooLarge", f"{where}: {kind} of {int(announced):,} bytes; {key} allows {limit:,}")
+    if announced.isdecimal() and len(announced) < 20:
+        limits.check(kind, int(announced), where)
+    limit, key = limits.of(kind)
     too_large = FetchError("TooLarge", f"{where}: {kind} of more than {limit:,} bytes, which {key} allows")
     pieces = _within(chain((head,), pieces), limit, too_large)
     held = bytearray()

@@ -2,6 +2,7 @@
 
 import http.client
 import random
+import re
 import socket
 import ssl
 import time
@@ -10,13 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from os import environ
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urljoin
 
 from embedder.config_toml.run_sections import WebConfig
+from embedder.media.sniff import sniff
 from embedder.sources.fetched import Fetched
 from embedder.sources.source_errors import FetchError
-from embedder.sources.web.body import SizeLimits, receive
+from embedder.sources.web.body import CHUNK_BYTES, HEAD_BYTES, SizeLimits, receive
 from embedder.sources.web.hosts import Hosts
 from embedder.storage.http import Connections, Limits, PrivateAddressError, Response, Stop, is_public, retry_after_s
 from embedder.storage.web_address import WebAddress, WebAddressError, parse_address, shown_address
@@ -29,6 +31,9 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses after which
 BUSY = frozenset({429, 503})
 READER_PARALLEL, READER_TIMEOUT_S, READER_TRIES = 8, 20.0, 2  # somebody is waiting
 MAX_VALIDATOR_CHARACTERS = 200
+RANGED = (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+FIRST_BYTES = 64 << 10  # of a range that opens an address: all of a small image
+CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
 PROXY_VARIABLES = frozenset({"http_proxy", "https_proxy"})
 UNKNOWN_HOST = frozenset(getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name))
 REFUSALS = {
@@ -66,13 +71,14 @@ class WebError(FetchError):
 
 @dataclass
 class _WebItem:
-    """One requested item over all its attempts; its time starts with the first attempt."""
+    """One requested item, or a span of its bytes, over all its attempts; its time starts with the first attempt."""
 
     method: str
     address: str
     stop: Stop
     settings: WebConfig
     where: str
+    span: tuple[int, int] | None = None
     ends_s: float | None = None
 
     def limits(self) -> Limits:
@@ -100,19 +106,49 @@ class WebClient:
         where = shown_address(address)
         return self._ask("GET", address, stop or Stop(), lambda response: receive(response, limits, where))
 
-    def validator(self, address: str, stop: Stop | None = None) -> str:
+    def open(self, address: str, limits: SizeLimits) -> "Fetched | WebRanges":
+        """Open an image or a video whose bytes are requested as they are read, by a client that closes with it.
+
+        What the server gives only whole is downloaded; raises like `download`.
+        """
+        where = shown_address(address)
+
+        def read(response: Response) -> Fetched | WebPart | None:
+            if response.status == HTTPStatus.OK:
+                return receive(response, limits, where)
+            return _read_part(response, 0, FIRST_BYTES, where)
+
+        found = self._ask("GET", address, Stop(), read, (0, FIRST_BYTES))
+        if isinstance(found, Fetched):
+            return found
+        kind = sniff(found.content[:HEAD_BYTES]) if found is not None else None
+        if found is None or kind not in ("image", "video"):
+            return self.download(address, limits)
+        limits.check(kind, found.size, where)
+        return WebRanges(self, address, found)
+
+    def read_part(self, address: str, start: int, stop: int) -> "WebPart | None":
+        """Request bytes of an address; None if the server gives them in no way that can be used. Raises FetchError."""
+        where = shown_address(address)
+
+        def read(response: Response) -> WebPart | None:
+            return _read_part(response, start, stop, where)
+
+        return self._ask("GET", address, Stop(), read, (start, stop))
+
+    def validator(self, address: str) -> str:
         """Request what shows whether an address has changed: ETag, else time and size; empty if there is neither.
 
         Raises like `download`.
         """
-        return self._ask("HEAD", address, stop or Stop(), _validator)
+        return self._ask("HEAD", address, Stop(), _validator)
 
     def close(self) -> None:
         """Close the idle connections."""
         self._connections.close()
 
-    def _ask(self, method: str, address: str, stop: Stop, read: Read[T]) -> T:
-        item = _WebItem(method, address, stop, self.settings, shown_address(address))
+    def _ask(self, method: str, address: str, stop: Stop, read: Read[T], span: tuple[int, int] | None = None) -> T:
+        item = _WebItem(method, address, stop, self.settings, shown_address(address), span)
         tries = 0
         while True:
             tries += 1
@@ -166,16 +202,51 @@ class WebClient:
         """Send one request and take the answer; a small unwanted one is read so that its connection can be reused."""
         settings = self.settings
         wanted = {"User-Agent": settings.user_agent, "Accept": "image/*, video/*", "Accept-Encoding": "identity"}
+        if item.span is not None:
+            wanted["Range"] = f"bytes={item.span[0]}-{item.span[1] - 1}"
+        taken = (HTTPStatus.OK,) if item.span is None else RANGED
         asked = self._connections.ask(item.method, target, item.limits(), wanted, use_proxy=settings.use_proxy)
         with asked as response:
-            if response.status == HTTPStatus.OK:
+            if response.status in taken:
                 return read(response)
             if response.length_remaining is not None and response.length_remaining <= MAX_DRAINED_BYTES:
-                response.read()
+                response.read(MAX_DRAINED_BYTES)  # `http.client` may have found no length where urllib3 has
             location = response.headers.get("Location")
             if response.status in REDIRECTS and location:
                 return _Redirect(_as_text(location))
             raise _refusal(response, item)
+
+
+class WebPart(NamedTuple):
+    """Bytes of an address, the size of the whole, and what shows whether that has changed."""
+
+    content: bytes
+    size: int
+    version: str
+
+
+class WebRanges:
+    """An image or a video of the web by ranges, each of which is requested."""
+
+    def __init__(self, client: WebClient, address: str, first: WebPart) -> None:
+        """Begin with the first bytes."""
+        self.size, self.version = first.size, first.version
+        self._client, self._address, self._first = client, address, first.content
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Read up to `length` bytes; fewer only at the end. Raises FetchError, also if it has changed since."""
+        stop = min(offset + length, self.size)
+        if stop <= len(self._first) or offset >= stop:
+            return self._first[offset:stop]
+        part = self._client.read_part(self._address, offset, stop)
+        if part is None or (part.size, part.version, len(part.content)) != (self.size, self.version, stop - offset):
+            where = shown_address(self._address)
+            raise FetchError("Changed", f"{where}: it has changed while it was read; read it again")
+        return part.content
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
 
 
 class _Redirect(str):
@@ -209,6 +280,24 @@ def _private_address(found: str, item: _WebItem) -> WebError:
         f"{item.where}: {found}, which is not on the open internet; a table may not reach into this network unless "
         "web.allow_private = true",
     )
+
+
+def _read_part(response: Response, start: int, stop: int, where: str) -> WebPart | None:
+    """Read an answer with bytes from `start` up to `stop` at most; None if it is another one."""
+    span = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range") or "")
+    coding = (response.headers.get("Content-Encoding") or "identity").strip().lower()
+    if response.status != HTTPStatus.PARTIAL_CONTENT or span is None or coding != "identity":
+        return None
+    first, last, size = (int(each) for each in span.groups())
+    if first != start or not start <= last < stop:
+        return None
+    content = bytearray()
+    while chunk := response.read(min(CHUNK_BYTES, last + 1 - start - len(content))):
+        content += chunk
+    if len(content) <= last - start:
+        raise FetchError("Truncated", f"{where}: the connection ended after {len(content):,} bytes", transient=True)
+    version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+    return WebPart(bytes(content), size, version[:MAX_VALIDATOR_CHARACTERS])
 
 
 def _validator(response: Response) -> str:

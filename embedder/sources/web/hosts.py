@@ -10,7 +10,7 @@ from embedder.sources.source_errors import FetchError
 from embedder.storage.http import Stop
 
 MAX_FAILURES = 10  # consecutive failed attempts after which a host is left alone
-REST_S = 30.0
+REST_S = 30.0  # at least; longer if it wants no request for longer
 MAX_HOSTS = 10_000  # remembered, because a table may name many dead ones
 POLL_S = 0.1  # between checks for a stop request while all of a host's places are taken
 
@@ -26,6 +26,16 @@ class _Host:
     @property
     def is_forgettable(self) -> bool:
         return not self.num_users and not self.num_failures and self.waits_until_s < time.monotonic()
+
+    def check_rest(self, where: str) -> None:
+        left_s = self.rests_until_s - time.monotonic()
+        if left_s > 0:
+            raise FetchError(
+                "HostFailing",
+                f"{where}: the last {self.num_failures} attempts at this host failed, and it is left alone for "
+                f"{left_s:.0f} s; run again later",
+                transient=True,
+            )
 
 
 class Hosts:
@@ -48,14 +58,9 @@ class Hosts:
             while not host.places.acquire(timeout=POLL_S):
                 stop.sleep(0)
             try:
+                host.check_rest(where)
                 stop.sleep(host.waits_until_s - time.monotonic())
-                if host.rests_until_s > time.monotonic():
-                    raise FetchError(
-                        "HostFailing",
-                        f"{where}: the last {host.num_failures} attempts at this host failed, and it is left alone for "
-                        f"{REST_S:g} s; run again later",
-                        transient=True,
-                    )
+                host.check_rest(where)  # others may have failed meanwhile
                 yield
             finally:
                 host.places.release()
@@ -73,4 +78,4 @@ class Hosts:
             now_s = time.monotonic()
             host.waits_until_s = max(host.waits_until_s, now_s + wait_s)
             if host.num_failures >= MAX_FAILURES:
-                host.rests_until_s = now_s + REST_S
+                host.rests_until_s = max(now_s + REST_S, host.waits_until_s)

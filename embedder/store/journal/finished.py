@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.storage.hashed_rows import HashedRows, common_parts
+from embedder.storage.hashed_rows import HashedRows, read_parts
 from embedder.store.files import StoreFiles
 from embedder.store.journal.journal import JournalEntry, key_schema, stream_keys
 from embedder.store.part_file import PartFile
@@ -59,8 +59,7 @@ def read_finished(files: StoreFiles, entries: Iterable[JournalEntry], columns: I
         hash_rows(stream_keys(files, parts, table, names), key_schema(table, names))
         for table, names in (("items", ["item_id", "num_vectors", *columns]), ("embeddings", ["item_id", "segment"]))
     )
-    num_parts = common_parts(records, vectors)
-    found = (whole_items(records.part(each, num_parts), vectors.part(each, num_parts)) for each in range(num_parts))
+    found = (whole_items(*together) for together in read_parts(records, vectors))
     return Finished(parts, records, vectors, hash_rows(found, WHOLE))
 
 
@@ -89,10 +88,8 @@ def of_whole(rows: HashedRows, whole: HashedRows, counting: Selection = lambda i
 
     `rows` has `item_id` and `session`; `whole` are items of `WHOLE`, of which `counting` selects.
     """
-    num_parts = common_parts(rows, whole)
-    for number in range(num_parts):
-        places = counting(whole.part(number, num_parts)).select(PLACE)
-        yield rows.part(number, num_parts).join(places, PLACE, join_type="left semi")
+    for own, items in read_parts(rows, whole):
+        yield own.join(counting(items).select(PLACE), PLACE, join_type="left semi")
 
 
 def whole_without(whole: HashedRows, ids: pa.ChunkedArray) -> HashedRows:
@@ -100,9 +97,8 @@ def whole_without(whole: HashedRows, ids: pa.ChunkedArray) -> HashedRows:
     if not len(ids):
         return whole
     leaving = hash_rows([pa.table({"item_id": ids})], NO_PLACES.schema.remove(1))
-    num_parts = common_parts(whole, leaving)
-    pairs = ((each.part(number, num_parts) for each in (whole, leaving)) for number in range(num_parts))
-    return hash_rows((without_items(items, gone["item_id"]) for items, gone in pairs), WHOLE)
+    found = (without_items(items, gone["item_id"]) for items, gone in read_parts(whole, leaving))
+    return hash_rows(found, WHOLE)
 
 
 def whole_among(whole: HashedRows, ids: pa.ChunkedArray) -> pa.Table:

@@ -42,12 +42,9 @@ def entry_path(run_id: str, name: str) -> str:
     return f"{journal_folder(run_id)}/{name}.json"
 
 
-def read_entries(
-    files: StoreFiles, run_id: str, but: Collection[str] = (), *, is_light: bool = False
-) -> list[JournalEntry]:
-    """Read the entries of a run except `but`, by name; `is_light` leaves out `trace`, most of an entry."""
-    found = stream_entries(files, run_id, but)
-    entries = [entry.model_copy(update=WITHOUT_FIGURES) for entry in found] if is_light else [*found]
+def read_entries(files: StoreFiles, run_id: str, but: Collection[str] = ()) -> list[JournalEntry]:
+    """Read the entries of a run except `but`, by name, without `trace`, which is most of an entry."""
+    entries = [entry.model_copy(update=WITHOUT_FIGURES) for entry in stream_entries(files, run_id, but)]
     return sorted(entries, key=lambda entry: entry.name)
 
 
@@ -67,11 +64,6 @@ def read_entry(files: StoreFiles, path: str) -> JournalEntry:
     if entry is None:
         raise FileNotFoundError(files.uri(path))
     return entry
-
-
-def parts_of(entries: Iterable[JournalEntry], table: str) -> Iterator[PartFile]:
-    """Yield the part files of one table."""
-    return (part for entry in entries for part in entry.parts if part.table == table)
 
 
 def key_schema(table: str, columns: Iterable[str]) -> pa.Schema:

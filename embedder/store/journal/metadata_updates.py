@@ -5,11 +5,9 @@ vector and run, and must not point to another item's image.
 """
 
 from collections.abc import Iterable
-from io import BytesIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from embedder.storage.hashed_rows import HashedRows
 from embedder.store.files import StoreFiles
@@ -38,7 +36,7 @@ def read_moves(files: StoreFiles, run_id: str, entries: Iterable[JournalEntry], 
     kept = pa.concat_tables([items.filter(items["kept"]).select(PLACE) for items in whole.tables()])
     tables = []
     for entry in with_moves:
-        moves = pq.read_table(BytesIO(files.read(moves_file(run_id, entry.name))))
+        moves = files.read_table(moves_file(run_id, entry.name))
         sessions = pa.array([part.session for part in entry.parts], pa.string())
         here = kept.filter(pc.is_in(kept["session"], value_set=sessions))["item_id"].combine_chunks()
         tables.append(moves.filter(pc.is_in(moves["item_id"], value_set=here)))

@@ -100,9 +100,4 @@ def _with_rejects(rows: pa.Table, name: str) -> pa.Table:
 
 
 def _with_columns(rows: pa.Table, values: Mapping[str, pa.ChunkedArray | pa.Array]) -> pa.Table:
-    for name, column in values.items():
-        if name in rows.column_names:
-            rows = rows.set_column(rows.schema.get_field_index(name), name, column)
-        else:
-            rows = rows.append_column(name, column)
-    return rows
+    return pa.table(dict(zip(rows.column_names, rows.columns, strict=True)) | dict(values))

@@ -269,7 +269,7 @@ def _project(rows: pa.Table, own: pa.Schema, carryover: pa.Schema, constants: di
             columns.append(pa.repeat(pa.scalar(constants[column.name], column.type), rows.num_rows))
         else:
             name = column.name if column.name in own.names else CARRIED + column.name
-            columns.append(to_stored(rows[name], column.type))
+            columns.append(to_stored(rows[name], column))
     return pa.Table.from_arrays(columns, schema=schema)
 
 

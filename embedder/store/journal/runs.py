@@ -53,7 +53,7 @@ class Run:
 
     def entries(self) -> list[JournalEntry]:
         """Read the work finished so far, by this session and earlier ones, without its figures."""
-        return read_entries(self.files, self.run_id, is_light=True)
+        return read_entries(self.files, self.run_id)
 
     @property
     def is_lost(self) -> bool:

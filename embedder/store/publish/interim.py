@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from embedder.errors import StoreError
-from embedder.storage.hashed_rows import HashedRows, common_parts
+from embedder.storage.hashed_rows import HashedRows, read_parts
 from embedder.store.files import StoreFiles
 from embedder.store.journal.finished import NO_PLACES, PLACE, WHOLE, Finished, hash_rows, read_finished
 from embedder.store.journal.journal import JournalEntry, read_entries
@@ -192,9 +192,7 @@ def _divide_items(
         hash_rows([waiting], NO_PLACES.schema),
         hash_rows([pa.table({"item_id": in_work})], ids),
     )
-    num_parts = common_parts(*rows)
-    for number in range(num_parts):
-        records, vectors, items, before, working = (each.part(number, num_parts) for each in rows)
+    for records, vectors, items, before, working in read_parts(*rows):
         seen = pa.concat_tables([each.select([*PLACE, "file"]) for each in (records, vectors)])
         fresh = seen.filter(pc.is_in(seen["file"], value_set=new)).select(PLACE)
         candidates = pa.concat_tables([fresh, before.select(PLACE)]).group_by(PLACE).aggregate([])
@@ -226,7 +224,7 @@ class UnpublishedWork:
 
     def next(self, known: Collection[str] | None = None) -> InterimBatch:
         """Choose what can be published now, earlier unpublished choices included; None considers all entries."""
-        new = read_entries(self._run.files, self._run.run_id, self._seen, is_light=True)
+        new = read_entries(self._run.files, self._run.run_id, self._seen)
         if self._seen:  # all work of earlier sessions was considered first; late work waits for the end
             new = [entry for entry in new if entry.name.startswith(self._run.session)]
         if known is not None:

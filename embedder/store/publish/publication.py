@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.storage.hashed_rows import HashedRows, common_parts
+from embedder.storage.hashed_rows import HashedRows, read_parts
 from embedder.store.files import StoreFiles
 from embedder.store.journal.finished import KEYS, Finished, count_rows, hash_rows, ids_in
 from embedder.store.journal.journal import JournalEntry
@@ -268,16 +268,14 @@ def _leaving(work: Publication, table: RecordTable) -> pa.ChunkedArray:
     whole, ids = work.whole, KEYS.remove(1)
     are_many = whole.num_rows > MANY_IDS
     held = hash_rows(table.pieces(["item_id"]) if are_many else (), ids)
-    num_parts = common_parts(whole, held)
     found = [work.retired]
-    for number in range(num_parts):
-        items = whole.part(number, num_parts)
-        if table.name == "embeddings":
-            items = _with_new_rows(items)
-            items = items.filter(pc.greater(items["num_vectors"], 0))
+    for items, in_table in read_parts(whole, held):
         own = items["item_id"]
+        if table.name == "embeddings":
+            new = _with_new_rows(items)
+            own = new.filter(pc.greater(new["num_vectors"], 0))["item_id"]
         if are_many:
-            own = own.filter(pc.is_in(own, value_set=held.part(number, num_parts)["item_id"].combine_chunks()))
+            own = own.filter(pc.is_in(own, value_set=in_table["item_id"].combine_chunks()))
         found.append(own)
     return pa.chunked_array([chunk for column in found for chunk in column.chunks], pa.string())
 

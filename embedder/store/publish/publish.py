@@ -9,11 +9,9 @@ import logging
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from embedder.errors import StoreError
 from embedder.store.files import StoreFiles
@@ -228,10 +226,10 @@ def _read_decision(
     if session not in (None, intent.session):  # whose order must not be mixed with what this one knows
         files.confirm_lease()
         raise StoreError(f"{files.uri(path)}: written by session {intent.session} of the run meanwhile; run again")
-    retired = _read_retired(files, run_file(run_id, intent.retired))
+    retired = files.read_table(run_file(run_id, intent.retired))["item_id"]
     if entries is None:
         counting = set(intent.entries)
-        entries = [entry for entry in read_entries(files, run_id, is_light=True) if entry.name in counting]
+        entries = [entry for entry in read_entries(files, run_id) if entry.name in counting]
     before = interim_state(files, run_id)
     batch = choose_batch(files, entries, before)
     whole = whole_without(batch.whole, retired)
@@ -239,10 +237,6 @@ def _read_decision(
     return Publication(
         files, run_id, intent, entries, batch.finished, whole, retired, moves, published_names=before.names
     )
-
-
-def _read_retired(files: StoreFiles, path: str) -> pa.ChunkedArray:
-    return pq.read_table(BytesIO(files.read(path)))["item_id"]
 
 
 def _commit_all(work: Publication, columns: pa.Schema, build_index: IndexBuilder) -> Current:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from embedder.errors import StoreError
 from embedder.quantities import plural
-from embedder.storage.user_cache import cache_folder, mark_used
+from embedder.storage.user_cache import cache_folder, drop_folders, mark_used
 from embedder.store.backends import FileInfo, manifests_first
 from embedder.store.files import StoreFiles
 from embedder.store.layout import StoreInfo
@@ -163,16 +163,8 @@ def keep_in_cache(folder: Path) -> Path:
         shutil.rmtree(kept, ignore_errors=True)
     kept.parent.mkdir(parents=True, exist_ok=True)
     folder.rename(kept)
-    drop_copies(MAX_KEPT_COPIES)
+    drop_folders(TOWERS_FOLDER, MAX_KEPT_COPIES)
     return kept
-
-
-def drop_copies(num_kept: int = 0) -> None:
-    """Delete this machine's copies except those used last."""
-    copies = [path for path in cache_folder(TOWERS_FOLDER).glob("*") if path.is_dir()]
-    copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for folder in copies[num_kept:]:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def unneeded_towers(files: StoreFiles, infos: Collection[StoreInfo]) -> list[FileInfo]:

@@ -84,7 +84,7 @@ def _of_published(files: StoreFiles) -> Rejects:
     num_pending = 0
     if pending:
         published = interim_state(files, pending.run_id).names
-        entries = read_entries(files, pending.run_id, is_light=True)
+        entries = read_entries(files, pending.run_id)
         num_pending = rejects_in(files, (entry for entry in entries if entry.name not in published)).num_rows
     return Rejects(
         items=_in_table(files, current),
@@ -113,7 +113,7 @@ def _of_run(files: StoreFiles, run_id: str) -> Rejects:
         raise StoreError(
             f"store {files.address}: no run {run_id}; the folders in {files.uri('runs')} name those that there are"
         )
-    return Rejects(_in_journal(files, read_entries(files, run_id, is_light=True)), run_id, is_published(files, info))
+    return Rejects(_in_journal(files, read_entries(files, run_id)), run_id, is_published(files, info))
 
 
 def rejects_in(files: StoreFiles, entries: Iterable[JournalEntry]) -> pa.Table:

@@ -89,15 +89,9 @@ def allow_again(files: StoreFiles, item_ids: Collection[str]) -> int:
     return len(forgotten)
 
 
-def without_purged(listing: pa.Table, files: StoreFiles) -> tuple[pa.Table, int]:
-    """Return the listing (with `item_id`) without purged items, and their number."""
-    return without_hashes(listing, read_purged(files))
-
-
-def without_hashes(listing: pa.Table, known: PurgedIds) -> tuple[pa.Table, int]:
-    """Return the listing (with `item_id`) without the items in a record, and their number."""
+def without_purged(listing: pa.Table, known: PurgedIds) -> pa.Table:
+    """Return the listing (with `item_id`) without the items in a record."""
     if not known.hashes:
-        return listing, 0
+        return listing
     stays = [known.hash_of(item_id) not in known.hashes for item_id in listing["item_id"].to_pylist()]
-    num_left_out = len(stays) - sum(stays)
-    return (listing.filter(pa.array(stays, pa.bool_())) if num_left_out else listing), num_left_out
+    return listing.filter(pa.array(stays, pa.bool_()))

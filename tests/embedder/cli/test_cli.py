@@ -175,3 +175,14 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line(words, monkeypatch
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     line = "embedder: standard output can't be written (No space left on device); what the command did is done\n"
     assert (done.returncode, done.stderr) == (1, line)
+
+
+def test_a_user_without_a_home_has_the_one_of_containers(monkeypatch):
+    def no_entry(uid):
+        raise KeyError(f"uid not found: {uid}")
+
+    monkeypatch.setenv("HOME", "")  # so that it is put back
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    assert run_here("--version").code == 0
+    assert os.environ["HOME"] == "/"

@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from embedder.cli import app
 from embedder.cli.options import ReadConfig, command
 from embedder.cli.results import Result
 
@@ -62,3 +63,17 @@ def test_a_command_is_called_from_python_with_the_options_that_are_given():
     seen: list[object] = []
     make_command(seen)(colour="green")
     assert seen == [("door", PaintOptions("green", 2), False)]
+
+
+def texts_of(command):
+    """Help texts of a command, of its options and of all subcommands."""
+    yield command.help or ""
+    yield from (getattr(each, "help", None) or "" for each in command.params)
+    for each in getattr(command, "commands", {}).values():
+        yield from texts_of(each)
+
+
+def test_no_help_has_brackets_which_rich_takes_as_its_own_markup_and_leaves_out():
+    texts = list(texts_of(typer.main.get_command(app)))
+    assert len(texts) > 300
+    assert [each for each in texts if "[" in each] == []

@@ -46,6 +46,7 @@ def vectors(tmp_path_factory):
     searchable(folder / "s", *rows, price=[float(n) for n in range(7)])
     np.save(folder / "one.npy", QUERY)
     np.save(folder / "two.npy", np.stack([QUERY, towards(90)]))
+    np.save(folder / "bytes.npy", np.zeros((2, len(QUERY)), np.uint8))
     np.savez(folder / "several.npz", one=QUERY)
     (folder / "half.zip").write_bytes((folder / "several.npz").read_bytes()[:100])
     head = (folder / "one.npy").read_bytes()
@@ -141,6 +142,7 @@ MISTAKES = {
     "an archive of vectors": (["--vector", "{folder}/several.npz"], "it holds no plain array"),
     "half an archive": (["--vector", "{folder}/half.zip"], "it holds no plain array"),
     "more vectors than there are bytes": (["--vector", "{folder}/vast.npy"], "it holds no plain array"),
+    "vectors of bytes": (["--vector", "{folder}/bytes.npy"], "it holds bytes, as pictures are; give floats"),
     "words of a vector": (["--vector", "{one}", "--hybrid"], "search with a text"),
     "a sheet of another format": (["red", "--sheet", "x.gif"], "--sheet x.gif: its suffix is .gif"),
     "a sheet in no folder": (["red", "--sheet", "{store}/no/x.png"], "make it first: mkdir -p"),

@@ -6,6 +6,7 @@ import samples
 
 from embedder.config import load_config
 from embedder.encoders import servable_encoder
+from embedder.encoders.encode_queries import stripped_texts
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.encoders.servable_encoder import CodeSources, ServableEncoder, open_servable_encoder
 from embedder.errors import ConfigError, StoreError
@@ -48,6 +49,13 @@ def colours(tiny_model, colour_file):
         "outputs": {"embedding": {"shape": [3]}},
     }
     return described(tiny_model, name="colours", uri=f"{colour_file}:MeanColour", kind="python", **columns)
+
+
+@pytest.mark.parametrize(("text", "shown"), [("caf\udce9", r"caf\xe9"), ("a \ud800", r"a \ud800")])
+def test_a_query_that_is_not_utf8_is_told_in_a_line_that_can_be_printed(text, shown):
+    with pytest.raises(ConfigError) as refused:
+        stripped_texts(["a cat", text])
+    assert str(refused.value).encode().decode().startswith(f"the query {shown}: it is not valid UTF-8; ")
 
 
 def test_towers_of_a_further_model_encode_as_their_model_folder_does(tiny_model):

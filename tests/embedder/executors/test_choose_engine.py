@@ -8,7 +8,6 @@ import samples
 import embedder
 from embedder.config import load_config
 from embedder.executors.choose_engine import RunTimes, choose_engine
-from embedder.placement import hardware
 from shards.model_config import load_model_config
 from shards.plan import plan_shards
 
@@ -86,28 +85,6 @@ def test_the_local_engine_refuses_a_gpu_before_it_writes_anything(tiny_model, tm
     assert code == 2
     assert 'stage 0: device = "cuda", and no GPU of 0 has room' in stderr and 'engine = "ray"' in stderr
     assert not (tmp_path / "store" / "runs").exists()
-
-
-class Driver:
-    """NVIDIA's management library, where there are three GPUs."""
-
-    def nvmlInit_v2(self):  # its own names
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, number):
-        number._obj.value = 3
-        return 0
-
-
-@pytest.mark.parametrize(
-    ("visible", "expected"), [(None, 3), ("", 0), ("NoDevFiles", 0), ("1", 1), ("0,2", 2), ("0,1,2,3", 3)]
-)
-def test_gpus_are_counted_as_ray_counts_them(visible, expected, monkeypatch):
-    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: Driver())
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert hardware.num_gpus() == expected
 
 
 def test_times_of_earlier_runs_count_before_what_costs_expect(plan):

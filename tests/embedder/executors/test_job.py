@@ -1,15 +1,21 @@
 """What is decided of a run before it starts: sizes that fit into the object store of its Ray."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import samples
 from embedding_runs import begun
 
+from embedder.executors import job as job_module
 from embedder.executors.job import describe_store_limit, handed_on_bytes, make_plan, plan_job
 from embedder.models.model_folder import open_model
+from embedder.placement.allocation import place_replicas
 from embedder.placement.device_settings import GPU_SETTINGS
 from embedder.placement.fleet import Available
 from embedder.placement.placement import Node
 from embedder.quantities import size_text
+from embedder.servables.packing import ActorGroup
 
 GIB = 1 << 30
 
@@ -58,3 +64,39 @@ def test_a_batch_size_of_the_users_own_stays_and_the_line_says_what_it_costs(pla
     block = size_text(256 * max(handed_on_bytes(job.model, job.plan, job.decode)))
     assert f"instead of 160.0 MiB, and batch_size = 256 makes them {block}: steps will wait for each other; " in line
     assert line.endswith("6.3 GiB would do (a Ray that a run starts takes a quarter of the machine's memory at most)")
+
+
+@pytest.fixture
+def beside_actors(make_run, tmp_path, monkeypatch):
+    """Decide a run of a large model beside actors of further models, for nodes."""
+
+    def decide(actors, *nodes):
+        config = make_run(samples.folder(tmp_path / "in"), num_stages=3, device="auto")
+        model, groups = open_model(config.model), tuple(SimpleNamespace(actor=actor) for actor in actors)
+        vision = {"image_size": 224, "width": 1024, "depth": 24, "num_heads": 16}
+        vision = model.config.required_vision.model_copy(update=vision)
+        model = replace(model, config=model.config.model_copy(update={"vision": vision}))
+        monkeypatch.setattr(job_module, "group_models", lambda models, shared: groups)
+        there = Available(sum(node.num_cpus for node in nodes), sum(node.num_gpus for node in nodes), nodes)
+        runs = [begun(config, model)]
+        return plan_job(config.compute, config.rows, model, make_plan(config.compute, model), there, runs, 10**6)
+
+    return decide
+
+
+@pytest.mark.parametrize("num_gpus", [2, 3, 8])
+def test_the_main_model_is_cut_for_the_gpus_that_further_models_leave(beside_actors, num_gpus):
+    job = beside_actors([ActorGroup((), 1, 1.0, 1.0, 1)], Node("a", 16, num_gpus, "H100"))
+    assert {stage.device for stage in job.stages} == {"cuda"}
+    assert job.allocation.min_gpus == num_gpus - 1
+    assert [(each.replicas, each.num_gpus) for each in job.allocation.models] == [(1, 1.0)]
+
+
+@pytest.mark.parametrize("parts", [(2.0,), (1.0, 0.5, 0.5)])
+def test_the_main_model_is_cut_for_the_nodes_that_further_models_leave(beside_actors, parts):
+    """Two GPUs are left in sum; with a stage on one of each type, no node would have two for a further model."""
+    nodes = (Node("a", 8, 2, "A100", node_id="id a"), Node("b", 8, 2, "L4", node_id="id b"))
+    actors = [ActorGroup((SimpleNamespace(name=f"tags of {part}"),), 1, 1.0, part, 1) for part in parts]
+    job = beside_actors(actors, *nodes)
+    assert {stage.device for stage in job.stages} == {"cuda"} and job.allocation.min_gpus == 2
+    assert place_replicas(job.allocation, nodes) is not None

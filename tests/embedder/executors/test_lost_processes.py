@@ -32,6 +32,7 @@ from embedder.store.journal.part_writer import write_part
 from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 from embedder.store.tables.tables import RecordTable
+from shards.model_errors import ModelError
 
 OPTIONS = {"segment_s": 0.5, "rows_per_part": 8, "decode": {"items_per_task": 5}, "num_stages": 2}
 
@@ -119,20 +120,28 @@ def test_a_stage_that_always_kills_its_process_ends_the_run_in_one_line(
 
 @pytest.mark.medium
 @pytest.mark.skipif(not EARLY_END.is_there(), reason="this Ray leaves the stages of a failed run to the process's end")
+@pytest.mark.parametrize(
+    ("raised", "kind", "message"),
+    [
+        (KeyError("missing"), RunFailedError, r"^stage 0 could not start on node \S+ \(KeyError: 'missing'\)"),
+        (ModelError("no model at /gone"), ModelError, "^no model at /gone$"),  # a mistake stays what it is
+    ],
+)
 def test_what_a_stage_raises_at_its_start_is_one_line_and_its_traceback_is_in_the_log(
-    make_run, tmp_path, ray_cluster, monkeypatch
+    make_run, tmp_path, ray_cluster, monkeypatch, capfd, raised, kind, message
 ):
-    class HasABug(StageActor):
+    class CannotStart(StageActor):
         def _load(self):
-            return {}["missing"]
+            raise raised
 
-    monkeypatch.setattr(pipeline, "StageActor", HasABug)
+    monkeypatch.setattr(pipeline, "StageActor", CannotStart)
     config = make_run(samples.folder(tmp_path / "in", num_images=3), engine="ray", **OPTIONS)
-    with pytest.raises(RunFailedError, match=r"^stage 0 could not start on node \S+ \(KeyError: 'missing'\)") as caught:
+    with pytest.raises(kind, match=message) as caught:
         embed(config)
-    assert "\n" not in str(caught.value)
-    (log,) = (tmp_path / "store").glob("runs/*/log.txt")
-    assert "in _load" in log.read_text()
+    assert "\n" not in str(caught.value) and "attempts" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err, "nor does Ray print its own"
+    logs = [log.read_text() for log in (tmp_path / "store").glob("runs/*/log.txt")]
+    assert any("in _load" in log for log in logs) == (kind is RunFailedError), "a mistake needs no traceback"
 
 
 @pytest.mark.medium

@@ -2,21 +2,13 @@
 
 import os
 import signal
-from dataclasses import replace
 
 import pytest
-import samples
-from embedding_runs import begun
 
 from embedder.errors import RunFailedError, StoreError
-from embedder.executors.job import make_plan, plan_job
-from embedder.executors.ray_session import _ray_here, ray_session
-from embedder.models.model_folder import open_model
-from embedder.pipeline import embed_on_ray, translate_ray_error
+from embedder.executors.ray_session import _ray_here
+from embedder.pipeline import translate_ray_error
 from embedder.placement import hardware
-from embedder.placement.fleet import Available
-from embedder.sources.listing import list_sources
-from shards.model_errors import ModelError
 
 
 def failure_of(run):
@@ -86,20 +78,6 @@ def test_a_bug_keeps_its_traceback(ray_cluster):
 
     error = failure_of(lambda: ray_cluster.get(has_a_bug.remote()))
     assert isinstance(error, RayTaskError) and "has_a_bug" in str(error)
-
-
-@pytest.mark.slow
-def test_a_stage_that_finds_no_model_on_its_node_says_so_in_one_line(make_run, tmp_path, ray_cluster, capfd):
-    config = make_run(samples.folder(tmp_path / "in", num_images=3), num_stages=2)
-    model = open_model(config.model)
-    plan = make_plan(config.compute, model)
-    job = plan_job(config.compute, config.rows, model, plan, Available(2), [begun(config, model)])
-    first, second = job.stages
-    job = replace(job, stages=(first, replace(second, model=str(tmp_path / "gone"))))
-    with ray_session(None, no_progress_timeout_s=60), pytest.raises(ModelError, match="gone") as caught:
-        embed_on_ray(list_sources(config.source), job)
-    assert "\n" not in str(caught.value) and "attempts" not in str(caught.value)
-    assert "Traceback" not in capfd.readouterr().err, "nor does Ray print its own"
 
 
 def test_what_an_actor_raises_at_its_start_is_one_line_and_a_traceback_for_the_log(ray_cluster):

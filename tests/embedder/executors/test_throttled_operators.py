@@ -92,7 +92,9 @@ def test_the_throttled_operator_is_named(throttled, make_run, tmp_path, ray_clus
     assert line.startswith(throttled)
     operators = {operator.name: operator for operator in report.operators}
     assert list(operators) == ["decode", *STAGES, "write"]
-    assert operators[throttled].busy_share == max(operator.busy_share for operator in report.operators)
+    shares = [operator.busy_share for operator in report.operators]
+    from_there = shares[list(operators).index(throttled) :]  # those before it may be busier until Ray holds them back
+    assert from_there[0] == max(from_there) and from_there[0] >= bottleneck.MIN_BUSY * max(shares)
     assert operators["decode"].max_queued_blocks > 0 and operators["decode"].num_cpus == 1.0
     assert (report.spilled_bytes, report.moved_bytes, report.events) == (0, 0, ())
     (node,) = report.nodes

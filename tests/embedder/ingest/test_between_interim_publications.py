@@ -21,6 +21,8 @@ from embedder.store.layout import read_current
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.publish.history import publications
 
+pytestmark = pytest.mark.medium
+
 REFRESH = IngestOptions(kind="refresh")
 
 
@@ -59,7 +61,6 @@ def killed(monkeypatch):
     return run
 
 
-@pytest.mark.medium
 def test_between_two_sessions_every_command_sees_what_is_published(config, source, killed):
     killed(refresh, config, 5)
     files = StoreFiles(config.store)
@@ -76,7 +77,6 @@ def test_between_two_sessions_every_command_sees_what_is_published(config, sourc
     assert unfinished_runs(files) == []
 
 
-@pytest.mark.medium
 def test_items_leave_at_the_end_and_not_before(config, source, killed):
     embed(config.model_copy(update={"publish_every_s": None}))
     paths = sorted((source / "pictures").glob("*.png"))
@@ -91,7 +91,6 @@ def test_items_leave_at_the_end_and_not_before(config, source, killed):
     assert len(items_of(config)) == len(rows_of(config)) == 8
 
 
-@pytest.mark.medium
 def test_a_run_killed_when_all_is_published_comes_to_its_end(config, killed):
     killed(embed, config, 8)
     (run,) = all_runs(StoreFiles(config.store))
@@ -102,7 +101,6 @@ def test_a_run_killed_when_all_is_published_comes_to_its_end(config, killed):
     assert embed(config).outcome == "nothing to do"
 
 
-@pytest.mark.medium
 def test_a_rollback_between_two_sessions_takes_over_what_was_published(config, source, killed):
     embed(config)
     for number in range(4):
@@ -116,7 +114,6 @@ def test_a_rollback_between_two_sessions_takes_over_what_was_published(config, s
     assert len(rows_of(config)) == len(items_of(config)) == 12
 
 
-@pytest.mark.medium
 def test_what_a_guard_refuses_waits_and_the_end_is_refused_too(config, source, killed, caplog):
     for number in range(2):
         (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken%d" % number)
@@ -128,7 +125,6 @@ def test_what_a_guard_refuses_waits_and_the_end_is_refused_too(config, source, k
         embed(config)
 
 
-@pytest.mark.medium
 def test_a_refused_end_leaves_what_was_published_before(config, source, killed):
     killed(embed, config, 8)
     for number in range(2):
@@ -141,7 +137,6 @@ def test_a_refused_end_leaves_what_was_published_before(config, source, killed):
     assert (len(rows_of(config)), len(items_of(config))) == (8, 10)
 
 
-@pytest.mark.medium
 def test_vectors_of_another_model_wait_for_all_of_them(config, killed):
     embed(config)
     num_before = len(publications(StoreFiles(config.store)))

@@ -1,10 +1,8 @@
 """`[captions] from` in runs: the order of places, what a switch changes, keywords, Takeout's times, hostile files."""
 
 import datetime
-import io
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,19 +18,18 @@ from embedder.config import load_config
 from embedder.config_toml.run_sections import SourceConfig
 from embedder.errors import ConfigError, SourceError
 from embedder.ingest.dry_run import forecast
-from embedder.ingest.fill_metadata import Filled, fill_metadata
 from embedder.ingest.work import IngestOptions
 from embedder.media.limits import DecodeLimits
 from embedder.media.sandbox import SandboxedDecoder
 from embedder.medium_columns import BY_NAME
+from embedder.plugins.maintain.fill_metadata import Filled, fill_metadata
+from embedder.plugins.maintain.store_check.check import check_store
 from embedder.sources.captions import CaptionRules
-from embedder.sources.fetch import Fetcher
 from embedder.sources.listing import list_sources
 from embedder.steps.item_captions import CaptionReader
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.store.files import StoreFiles
 from embedder.store.maintenance.compact import same_index
-from embedder.store_check.check import check_store
 
 FILES = Path(__file__).parents[1] / "media" / "caption_files"
 SIDECAR = '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description %s/></rdf:RDF>'
@@ -71,14 +68,14 @@ def test_the_first_place_that_has_a_caption_gives_it(photos):
         "iptc": "of IPTC",
         "exif": "of Exif",
     }
-    with SandboxedDecoder() as sandbox, Fetcher() as fetcher:
+    with SandboxedDecoder() as sandbox:
 
         def read(places):
             rules = CaptionRules(places=tuple(places))
             spec = DecodeSpec(None, DecodeLimits(), None, 1, 1.0, 1, 1, caption_places=rules.places)
             (listed,) = list_sources([SourceConfig(path=str(photos), include=["all.*"])], captions=rules)
             (item,) = listed.to_pylist()
-            return CaptionReader(spec, fetcher, sandbox).read(item, photos / "all.jpg").caption
+            return CaptionReader(spec, sandbox).read(item, photos / "all.jpg").caption
 
         for place, caption in wanted.items():
             assert read([place, *(each for each in ALL if each != place)]) == caption
@@ -129,9 +126,12 @@ def test_clips_say_theirs_and_the_report_counts_captions_by_place(make_run, phot
 
 @pytest.mark.medium
 def test_switching_places_embeds_what_changes_and_nothing_else(make_run, photos):
+    (photos / "all.jpg.json").write_text(takeout(description="of Takeout"))
+    (photos / "plain.xmp").write_text(TITLED)
     plain = make_run(photos)
     _, before = refreshed(plain)
     assert set(captions_of(before).values()) == {None}
+    assert not [item for item in items_of(plain).values() if "|captions" in item["modified"]], "as of earlier releases"
     report, after = refreshed(make_run(photos, captions={"from": ["sidecar", "iptc"]}))
     changed = {key for key in before if before[key]["content_version"] != after[key]["content_version"]}
     assert changed == {("all.jpg", 0), ("caption.jpg", 0)}
@@ -148,17 +148,6 @@ def test_switching_places_embeds_what_changes_and_nothing_else(make_run, photos)
         assert key in changed or back[key]["image_embedding"] == before[key]["image_embedding"]
     report, _ = refreshed(plain)
     assert not report.reasons
-
-
-@pytest.mark.medium
-def test_by_default_pictures_are_listed_as_before(make_run, photos):
-    """`modified`, by which a store that exists is compared, has the file's time alone."""
-    (photos / "all.jpg.json").write_text(takeout(description="of Takeout"))
-    (photos / "plain.xmp").write_text(TITLED)
-    config = make_run(photos)
-    _, rows = refreshed(config)
-    assert set(captions_of(rows).values()) == {None}
-    assert not [item for item in items_of(config).values() if "|" in item["modified"]]
 
 
 @pytest.mark.medium
@@ -294,15 +283,8 @@ def test_hostile_files_beside_pictures_cost_their_caption_and_never_the_picture(
 
 @pytest.mark.medium
 def test_pictures_in_tars_and_tables_have_theirs_and_a_given_caption_comes_first(make_run, tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name, content in (
-            ("0.jpg", (FILES / "all.jpg").read_bytes()),
-            ("1.jpg", (FILES / "all.jpg").read_bytes()),
-            ("1.txt", b"of the tar"),
-        ):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+    picture = (FILES / "all.jpg").read_bytes()
+    samples.write_tar(tmp_path / "a.tar", {"0.jpg": picture, "1.jpg": picture, "1.txt": b"of the tar"})
     images = [(FILES / name).read_bytes() for name in ("description.jpg", "title.jpg")]
     pq.write_table(pa.table({"id": ["a", "b"], "image": images, "text": ["", "given"]}), tmp_path / "t.parquet")
     columns = {"id": "id", "image": "image", "caption": "text"}

@@ -50,7 +50,7 @@ def kinds():
     return pa.array([KINDS[n % 4] for n in range(NUM)], pa.string())
 
 
-CARRIED = pa.schema({"kind": pa.string()})
+CARRIED = pa.schema({"kind": pa.string(), "text": pa.string()})
 
 
 @pytest.fixture
@@ -60,10 +60,10 @@ def refreshed(tmp_path):
     def run(*new, **options):
         files = StoreFiles(tmp_path / "store")
         first, stamp = begin(files, CARRIED)
-        write_part(files, stamp, 0, table(*rows(0), kind=kinds()))
+        write_part(files, stamp, 0, table(*rows(0), kind=kinds(), text=kinds()))
         publish([ModelWork(first, stamp)])
         second, stamp = begin(files, CARRIED)
-        write_part(files, stamp, 0, table(*new, kind=kinds().slice(0, len(new))))
+        write_part(files, stamp, 0, table(*new, kind=kinds()[: len(new)], text=kinds()[: len(new)]))
         return count_run(second, read_current(files), NO_IDS, **{"keeps_published": False} | options)
 
     return run
@@ -79,9 +79,10 @@ def test_a_model_as_good_as_the_published_one_passes(refreshed):
     assert "is 1.000 by the published model and 1.000 by this one" in verdict.message
 
 
-def test_a_group_that_another_model_finds_worse_is_found_and_the_run_refused(refreshed):
+@pytest.mark.parametrize("group", ["kind", "text"])
+def test_a_group_that_another_model_finds_worse_is_found_and_the_run_refused(refreshed, group):
     result = refreshed(*rows(1, lost=("fish",)))
-    verdicts = judge(result, limits(group="kind"))
+    verdicts = judge(result, limits(group=group))
     found = next(verdict for verdict in verdicts if verdict.name == "compare")
     assert found.blocks and "fish 1.000 -> 0." in found.message
     assert "cat" not in found.message and "dog" not in found.message

@@ -16,10 +16,10 @@ from rollback_runs import back, let_go
 
 import embedder
 from embedder.errors import ConfigError
-from embedder.ingest.content_checks import ContentChecks
 from embedder.ingest.diff import CHECKED, CONTENT_CHANGED
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.embed import embed
+from embedder.ingest.known_items import ContentChecks
 from embedder.ingest.work import IngestOptions
 from embedder.sources.listing_schema import time_text, without_change_time
 

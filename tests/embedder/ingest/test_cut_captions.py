@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -62,7 +63,10 @@ def test_a_folder_with_a_clip_counts_each_caption_once(make_run, tmp_path, encod
     (source / "pictures" / "0002.txt").write_text("a red car")
     (source / "clips" / "0.txt").write_text(LONG)
     config = make_run(source, segment_s=0.5)
-    report, _ = refreshed(config)
+    report, rows = refreshed(config)
+    row = rows["pictures/0000.png", 0]
+    assert row["caption"] == LONG.strip(), "the table has all of it"
+    assert np.linalg.norm(row["text_embedding"]) == pytest.approx(1, abs=1e-5)
     num_unread = len(LONG.strip()) - encoder.read(LONG.strip()).num_read
     assert (report.num_cut_captions, report.num_cut_characters) == (3, 3 * num_unread)
     limit = report.max_caption_tokens

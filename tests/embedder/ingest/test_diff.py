@@ -36,15 +36,16 @@ def test_everything_is_new_to_an_empty_store():
 
 
 def test_only_items_of_another_size_or_time_are_embedded_again():
-    listed = listing(same=(1, "t0"), larger=(9, "t0"), touched=(1, "t1"), new=(1, "t0"))
-    found = diff(listed, known(same=(1, "t0", 1), larger=(1, "t0", 1), touched=(1, "t0", 3), gone=(1, "t0", 1)))
-    assert done(found) == {
-        "larger": ("content changed", 1, "version of larger"),
-        "touched": ("content changed", 1, "version of touched"),
-        "new": ("new", 1, None),
+    same = {"same": (1, "t0", 1), "unknown": (None, "t0", 1)}
+    other = {"larger": (1, "t0", 1), "touched": (1, "t0", 3), "sized": (5, "t0", 1)}
+    listed = {name: found[:2] for name, found in same.items()}
+    listed |= {"larger": (9, "t0"), "touched": (1, "t1"), "sized": (None, "t0"), "new": (1, "t0")}
+    found = diff(listing(**listed), known(**same, **other, gone=(1, "t0", 1)))
+    assert done(found) == {name: ("content changed", 1, f"version of {name}") for name in other} | {
+        "new": ("new", 1, None)
     }
-    assert found.num_unchanged == 1
-    assert found.reasons == {"content changed": 2, "new": 1}
+    assert found.num_unchanged == 2
+    assert found.reasons == {"content changed": 3, "new": 1}
 
 
 def test_attempts_are_counted_until_the_file_changes():
@@ -75,11 +76,6 @@ def test_what_is_held_and_not_listed_is_gone():
         {"item_id": "c", "source": "x"},
     ]
     assert find_gone(listing(), held).num_rows == 3
-
-
-def test_an_unknown_size_is_equal_to_an_unknown_size():
-    found = diff(listing(cell=(None, "t0"), other=(None, "t0")), known(cell=(None, "t0", 1), other=(5, "t0", 1)))
-    assert found.to_embed["item_id"].to_pylist() == ["other"]
 
 
 def test_the_order_of_a_long_listing_is_kept():

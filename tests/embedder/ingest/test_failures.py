@@ -8,10 +8,10 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 import samples
-from embedding_runs import embedded
+from embedding_runs import assert_same_vectors, embedded
+from refresh_runs import rows_of
 from store_states import set_clock
 
 import embedder
@@ -28,17 +28,6 @@ from embedder.store.tables.tables import RecordTable
 
 def refreshed(config):
     return refresh(config, IngestOptions())
-
-
-def rows_of(config):
-    return {(row["item_id"], row["segment"]): row for row in embedder.open_store(config.store).to_arrow().to_pylist()}
-
-
-def same_vectors(rows, others):
-    assert rows.keys() == others.keys()
-    for key, row in rows.items():
-        assert row["content_version"] == others[key]["content_version"]
-        assert np.allclose(row["image_embedding"], others[key]["image_embedding"], atol=1e-6)
 
 
 def can_mount():
@@ -107,7 +96,8 @@ while not attempt():
     assert not (store / "CURRENT.json").exists(), "nothing is half published"
     size += 8
     mount(f"remount,size={size}k")
-rows = [(key[0], row["image_embedding"], row["content_version"]) for key, row in tests.rows_of(config).items()]
+names = ("image_embedding", "text_embedding", "content_version")
+rows = {key[0]: {name: row[name] for name in names} for key, row in tests.rows_of(config).items()}
 print(json.dumps({"told": told, "rows": rows, "runs": len([path for path in (store / "runs").iterdir()])}))
 """,
     )
@@ -117,8 +107,8 @@ print(json.dumps({"told": told, "rows": rows, "runs": len([path for path in (sto
         assert "free some space" in message
     assert found["runs"] == 1, "the same run went on each time"
     _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
-    rows = {(key, 0): {"image_embedding": vector, "content_version": version} for key, vector, version in found["rows"]}
-    same_vectors(rows, undisturbed)
+    rows = {(item_id, 0): row for item_id, row in found["rows"].items()}
+    assert_same_vectors(rows, undisturbed, same=["content_version"])
 
 
 @needs_mounts
@@ -264,7 +254,7 @@ def test_a_source_that_vanishes_in_the_middle_and_comes_back_ends_in_the_right_s
     report = refreshed(config)
     assert report.published and report.num_rejected == 0
     _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
-    same_vectors(rows_of(config), undisturbed)
+    assert_same_vectors(rows_of(config), undisturbed, same=["content_version"])
 
 
 @pytest.mark.medium

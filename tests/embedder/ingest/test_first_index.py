@@ -1,18 +1,11 @@
 """The first publication of a store makes its first index, so that search needs no other command."""
 
-import json
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 import samples
 from embedding_runs import embedded
 from index_stores import NO_FIRST_INDEX, indexed_run, item, vector_of
-from refresh_runs import refreshed
+from refresh_runs import nightly_file, refreshed
 from store_states import new_store
 
 import embedder
@@ -77,11 +70,7 @@ def test_all_settings_of_the_index_count_for_the_first_one(make_run, tmp_path):
 def test_where_it_is_not_wanted_none_is_made_and_one_that_is_there_is_kept(make_run, tmp_path, run_embedder):
     source = samples.folder(tmp_path / "in")
     config = make_run(source)
-    path = tmp_path / "nightly.toml"
-    path.write_text(
-        f'model = "{config.model}"\nstore = "{config.store}"\nengine = "local"\n[[source]]\npath = "{source}"\n'
-    )
-    off = ("--set", "index.build=false")
+    path, off = nightly_file(config), ("--set", "index.build=false")
     assert run_embedder("refresh", path, *off)[0] == 0
     assert read_current(StoreFiles(config.store)).index is None
     assert run_embedder("refresh", path, *off)[0] == 0, "nor does a night without a change make one"
@@ -168,20 +157,3 @@ def test_memory_that_is_too_small_is_told_in_one_line_with_the_way_out(tmp_path,
     assert read_current(files) is None
     finish_publication(files, index_builder(NO_FIRST_INDEX))
     assert len(open_store(files.address).search(vector_of("query"), 5)) == 1
-
-
-@pytest.mark.slow
-def test_a_first_run_that_was_killed_ends_with_an_index_however_far_it_was(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=60)
-    config = make_run(source, rows_per_part=4, batch_size=2)
-    command = [sys.executable, "-m", "embedder", "embed", str(source), "--model", config.model, "--engine", "local"]
-    options = ["--store", config.store, "--set", "rows_per_part=4", "--set", "batch_size=2"]
-    process = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 100
-    while len(list(Path(config.store).glob("runs/*/journal/*.json"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = subprocess.run([*command, *options, "--json"], capture_output=True, text=True, timeout=200, check=True)
-    assert json.loads(done.stdout.splitlines()[-1])["published"] in (True, False), "it may have ended before the kill"
-    assert_found_through_index(config.store, 60)

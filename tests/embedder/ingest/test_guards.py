@@ -7,26 +7,19 @@ import pyarrow as pa
 import pytest
 import samples
 import store_samples
-from safetensors.numpy import load_file, save_file
+from model_runs import changed_model
 from store_samples import begin, publish_rows, row, table
 
 from embedder.config import RunConfig, load_config
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, RunFailedError
 from embedder.ingest.embed import embed
-from embedder.ingest.guards import force, judge, judge_retire, refusal
+from embedder.ingest.guards import check_forced, force, judge, judge_retire, refusal
 from embedder.ingest.run_result import count_run
-from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
-from embedder.store.journal.runs import Run, all_runs
 from embedder.store.layout import CURRENT_FILE, read_current
 
 LIMITS = RunConfig().limits
 NUM_PAIRS, WIDTH = 300, 16
-
-
-@pytest.fixture
-def files(tmp_path):
-    return StoreFiles(tmp_path / "store")
 
 
 def unit_vectors(num, seed=0):
@@ -190,9 +183,9 @@ def test_ids_and_errors_of_any_length_leave_the_message_short(files):
     assert "47 for 47 other reasons" in told
 
 
-def test_a_guard_that_does_not_exist_cannot_be_forced(files):
+def test_a_guard_that_does_not_exist_cannot_be_forced():
     with pytest.raises(ConfigError, match="--force retreival: there is no such guard; .*retrieval"):
-        judge(result(files), LIMITS, ["retreival"])
+        check_forced(["retreival"])
 
 
 def test_the_state_to_be_published_is_judged_not_only_the_run(files):
@@ -338,33 +331,12 @@ def test_the_source_that_lost_its_items_is_named():
     assert message.startswith("source small: 9 of 10 published items not listed")
 
 
-@pytest.fixture
-def broken_model(tiny_model, tmp_path):
-    """Copies the model with some tensors changed."""
-
-    def make(change):
-        folder = tmp_path / "broken"
-        folder.mkdir()
-        for file in tiny_model.iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
-        tensors = load_file(folder / "model.safetensors")
-        save_file({name: change(name, value) for name, value in tensors.items()}, folder / "model.safetensors")
-        return folder
-
-    return make
-
-
-def judged(config):
-    """Embed without any limit, and judge what came of it."""
-    report = embed(config.model_copy(update={"max_reject_fraction": 1.0}))
-    files = StoreFiles(config.store)
-    run = Run(files, all_runs(files)[-1], "9999-test")
-    return verdicts(result_of(run, report.num_items, report.num_rejected, None))
-
-
 @pytest.mark.medium
-def test_nan_weights_reject_every_item(make_run, tmp_path, broken_model):
-    model = broken_model(lambda name, value: np.full_like(value, np.nan) if "blocks.1" in name else value)
-    found = judged(make_run(samples.folder(tmp_path / "in", num_images=40, captions=False), model=str(model)))
-    assert not found["rejects"].passed
-    assert found["rejects"].figure == 1.0
+def test_nan_weights_reject_every_item(make_run, tmp_path, tiny_model):
+    def broken(name, value):
+        return np.full_like(value, np.nan) if "blocks.1" in name else value
+
+    model = changed_model(tiny_model, tmp_path / "broken", broken)
+    source = samples.folder(tmp_path / "in", num_images=40, captions=False)
+    with pytest.raises(RunFailedError, match="guard rejects: 40 of 40 items rejected"):
+        embed(make_run(source, model=str(model)))

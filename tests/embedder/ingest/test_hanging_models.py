@@ -2,16 +2,11 @@
 
 import pytest
 import samples
-from model_runs import classifier, model_rows, other_towers, table_hashes
+from model_runs import classifier, model_rows, table_hashes
 from PIL import Image
 
 from embedder.errors import RunFailedError
 from embedder.ingest.embed import embed
-
-
-@pytest.fixture(scope="module")
-def second(tmp_path_factory):
-    return other_towers(tmp_path_factory.mktemp("models"))
 
 
 def hanging(folder, **keys):
@@ -23,12 +18,12 @@ def hanging(folder, **keys):
 
 @pytest.mark.slow
 def test_what_hangs_in_a_process_of_its_own_is_a_reject_of_that_model_and_tried_again_with_what_takes_from_it(
-    make_run, tmp_path, tiny_model, second
+    make_run, tmp_path, tiny_model, other_model
 ):
     source = samples.folder(tmp_path / "in", num_images=4)
     Image.new("RGB", (20, 20), (7,) * 3).save(source / "seven.png")
     flag, shades = hanging(tmp_path, timeout_s=10.0, batch_size=1)
-    names = {"name": "names", "uri": second, "sides": ["text"], "text_of": "shades.top"}
+    names = {"name": "names", "uri": other_model, "sides": ["text"], "text_of": "shades.top"}
     models = [{"uri": str(tiny_model)}, shades, names]
     config = make_run(source, model=models, max_reject_fraction=0.5)
 

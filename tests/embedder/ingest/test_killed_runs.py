@@ -17,14 +17,12 @@ from deltalake import DeltaTable
 from embedding_runs import assert_same
 from killed_runs import command, run_to_the_end
 
+import embedder
+from embedder.store_index.index_versions import manifest_of
+
 pytestmark = pytest.mark.medium
 
 NUM_IMAGES, NUM_CLIPS = 120, 2
-NUM_KILLS = int(os.environ.get("EMBEDDER_NUM_KILLS", "3"))  # of one run
-METRICS = (
-    "metric=[{name='rows', kind='count'}, {name='captions', kind='count', column='caption'}, "
-    "{name='ends', kind='moments', column='end_s'}, {name='pairs', kind='recall'}]"
-)
 
 
 @pytest.fixture(scope="module")
@@ -47,52 +45,31 @@ def signalled(arguments, num_entries, number):
     return process.wait(timeout=120), log.read_text()
 
 
-def metrics_of(store):
-    """Figures of the store's one run."""
-    (report,) = Path(store).glob("runs/*/report.json")
-    return json.loads(report.read_text())["metrics"]
-
-
 @pytest.fixture(scope="module")
-def undisturbed_store(tmp_path_factory):
-    return tmp_path_factory.mktemp("killed") / "undisturbed"
-
-
-@pytest.fixture(scope="module")
-def undisturbed(source, tiny_model, undisturbed_store):
-    return run_to_the_end(source, tiny_model, undisturbed_store, "local", METRICS)
+def undisturbed(source, tiny_model, tmp_path_factory):
+    return run_to_the_end(source, tiny_model, tmp_path_factory.mktemp("killed") / "undisturbed")
 
 
 @pytest.mark.parametrize("num_entries", [0, 6])
 def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
     source, tiny_model, tmp_path, undisturbed, num_entries
 ):
-    arguments = (source, tiny_model, tmp_path / "store", "local", METRICS)
+    arguments = (source, tiny_model, tmp_path / "store")
     code, _ = signalled(arguments, num_entries, signal.SIGKILL)
     assert code == -signal.SIGKILL
     assert not (tmp_path / "store" / "CURRENT.json").exists()
     assert not DeltaTable.is_deltatable(str(tmp_path / "store" / "embeddings")), "no reader sees half a run"
     assert_same(run_to_the_end(*arguments), undisturbed)
     assert len(list((tmp_path / "store" / "runs").iterdir())) == 1, "the second call went on with the first one's run"
-
-
-@pytest.mark.slow
-def test_several_kills_of_one_run_are_survived_by_rows_and_metrics(
-    source, tiny_model, tmp_path, undisturbed, undisturbed_store
-):
-    arguments = (source, tiny_model, tmp_path / "store", "local", METRICS)
-    codes = [signalled(arguments, 1 + (number * 13) // NUM_KILLS, signal.SIGKILL)[0] for number in range(NUM_KILLS)]
-    assert codes == [-signal.SIGKILL] * NUM_KILLS
-    assert_same(run_to_the_end(*arguments), undisturbed)
-    assert metrics_of(tmp_path / "store") == metrics_of(undisturbed_store)
-    assert metrics_of(undisturbed_store)["rows"]["num"] == len(undisturbed)
+    opened = embedder.open_store(tmp_path / "store")
+    assert manifest_of(opened.files, opened.current.index).num_vectors == opened.to_arrow().num_rows
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     source, tiny_model, tmp_path, undisturbed, number
 ):
-    arguments = (source, tiny_model, tmp_path / "store", "local", METRICS)
+    arguments = (source, tiny_model, tmp_path / "store")
     code, stderr = signalled(arguments, 2, number)
     assert code == 1
     assert "the same command goes on" in stderr
@@ -110,7 +87,7 @@ IN_TERMINAL = (
 def test_a_run_whose_terminal_goes_keeps_what_is_finished_and_calls_its_hook(source, tiny_model, tmp_path, undisturbed):
     """As over a connection that is lost: the kernel sends SIGHUP, and refuses what is written to the terminal."""
     hook = f"on_failure.command={json.dumps(['sh', '-c', f'cat > {tmp_path}/summary.json'])}"
-    arguments = (source, tiny_model, tmp_path / "store", "local", METRICS, hook)
+    arguments = (source, tiny_model, tmp_path / "store", "local", hook)
     ours, theirs = pty.openpty()
     started = [sys.executable, "-c", IN_TERMINAL, *command(*arguments)]
     process = subprocess.Popen(started, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)

@@ -10,18 +10,20 @@ import pyarrow.parquet as pq
 import pytest
 import samples
 from embedding_runs import embedded
+from refresh_runs import rows_of
 
 import embedder
 from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailedError, StoreError
 from embedder.ingest.embed import embed, refresh
-from embedder.ingest.fill_metadata import HeaderReader, fill_metadata
 from embedder.medium_columns import BY_NAME, NOT_IN_HEADERS
+from embedder.plugins.maintain.fill_metadata import HeaderReader, fill_metadata
 from embedder.retrieval.hits import Hits
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.maintenance.compact import compact, same_index
 
+PRICES = (3.0, float("nan"), 1.0)
 FILES = Path(__file__).parents[1] / "media" / "foreign_files"
 SAME = ("image_embedding", "text_embedding", "model_fingerprint", "preprocess_fingerprint", "content_version")
 
@@ -85,6 +87,10 @@ def test_conditions_hits_and_tables_of_hits_have_them(make_run, photos, tmp_path
     for wrong in ("place", "taken_at down"):
         with pytest.raises(ConfigError, match=f"sort '{wrong}': write a column of the hits"):
             everything.order_by(wrong)
+    priced = [replace(hit, carryover={"my price": price}) for hit, price in zip(everything, PRICES, strict=False)]
+    for column, prices in (("my price desc", [3.0, 1.0]), ("my price", [1.0, 3.0])):
+        (sorted_hits := Hits(priced)).order_by(column)
+        assert [hit.carryover["my price"] for hit in sorted_hits][:2] == prices, "what is no number comes last"
     table = hits.to_arrow()
     assert table["taken_at"].to_pylist() == [hit.medium["taken_at"] for hit in hits]
     hits.save(tmp_path / "hits.csv")
@@ -120,13 +126,7 @@ def test_vectors_and_fingerprints_are_those_of_a_store_without_columns(make_run,
     _, without = embedded(make_run(photos, store=str(tmp_path / "other"), metadata={"keep": []}))
     assert rows.keys() == without.keys()
     for key, row in rows.items():
-        for name in (
-            "image_embedding",
-            "text_embedding",
-            "model_fingerprint",
-            "preprocess_fingerprint",
-            "content_version",
-        ):
+        for name in SAME:
             assert row[name] == without[key][name]
     assert not BY_NAME.keys() & without["tagged.jpg", 0].keys()
 
@@ -152,24 +152,15 @@ def old_store(make_run, photos):
     return make_run(photos)
 
 
-def rows_of(store):
-    files = StoreFiles(store)
-    from embedder.store.tables.tables import RecordTable
-
-    table = RecordTable(files, "embeddings", read_current(files).embeddings)
-    rows = table.read()
-    return {(row["item_id"], row["segment"]): row for row in rows.to_pylist()}
-
-
 def fill(config, **options):
     return fill_metadata(StoreFiles(config.store), config.metadata.columns, same_index, **options)
 
 
 @pytest.mark.medium
 def test_an_old_store_gains_the_columns_from_headers_alone(old_store, make_run, photos, tmp_path):
-    before = rows_of(old_store.store)
+    before = rows_of(old_store)
     new, filled = fill(old_store)
-    after = rows_of(old_store.store)
+    after = rows_of(old_store)
     assert new is not None
     assert (filled.num_rows, filled.num_files, filled.num_read) == (6, 6, 6)
     assert {key: {name: row[name] for name in before[key]} for key, row in after.items()} == before
@@ -201,7 +192,7 @@ def test_a_file_that_is_gone_or_has_changed_stays_as_it_is(old_store, photos):
     (photos / "tagged.png").write_bytes(samples.image_bytes(5))
     _, filled = fill(old_store)
     assert (filled.num_files, filled.num_read) == (6, 4)
-    found = medium_of(rows_of(old_store.store))
+    found = medium_of(rows_of(old_store))
     assert found["xmp.jpg", 0] == found["tagged.png", 0] == {}
     assert found["tagged.jpg", 0]["iso"] == 400
     _, filled = fill(old_store, dry_run=True)
@@ -212,21 +203,23 @@ def test_a_file_that_is_gone_or_has_changed_stays_as_it_is(old_store, photos):
 def test_filling_empties_what_is_dropped(make_run, photos):
     config = make_run(photos)
     embed(config)
-    _, filled = fill(make_run(photos, metadata={"drop": ["gps"]}))
-    assert filled.emptied == ("latitude", "longitude", "altitude_m")
-    row = rows_of(config.store)["tagged.jpg", 0]
+    dropping = make_run(photos, metadata={"drop": ["gps"]})
+    assert fill(dropping)[1].emptied == ("latitude", "longitude", "altitude_m")
+    row = rows_of(config)["tagged.jpg", 0]
     assert row["latitude"] is row["altitude_m"] is None
     assert row["iso"] == 400
     assert row["content_hash"] is not None
+    new, filled = fill(dropping)
+    assert (new, filled.emptied, filled.num_rows) == (None, (), 0), "it is not published again"
 
 
 @pytest.mark.medium
 def test_a_refresh_of_an_old_store_adds_the_columns_for_new_items_alone(old_store, photos):
-    before = rows_of(old_store.store)
+    before = rows_of(old_store)
     shutil.copy(FILES / "iptc.jpg", photos)
     report = refresh(old_store)
     assert report.num_items == 1
-    after = rows_of(old_store.store)
+    after = rows_of(old_store)
     assert after["iptc.jpg", 0]["credit"] == "Keystone"
     for key, row in before.items():
         assert after[key] == row | dict.fromkeys(BY_NAME)
@@ -236,12 +229,12 @@ def test_a_refresh_of_an_old_store_adds_the_columns_for_new_items_alone(old_stor
 def test_a_rolled_back_store_reads_as_before_and_can_go_on(old_store, photos):
     from embedder.store.maintenance.rollback import rollback
 
-    before = rows_of(old_store.store)
+    before = rows_of(old_store)
     files = StoreFiles(old_store.store)
     first = read_current(files).run_id
     fill(old_store)
     rollback(files, first, same_index)
-    assert {key: {name: row[name] for name in before[key]} for key, row in rows_of(old_store.store).items()} == before
+    assert {key: {name: row[name] for name in before[key]} for key, row in rows_of(old_store).items()} == before
     hits = embedder.open_store(old_store.store).search("red", k=3)
     assert [(hit.carryover, hit.medium) for hit in hits] == [({}, {})] * 3
 
@@ -252,7 +245,7 @@ def test_what_is_left_out_later_is_not_filled_again(make_run, photos):
     embed(config)
     shutil.copy(FILES / "iptc.jpg", photos)
     refresh(make_run(photos, metadata={"drop": ["hash", "creator"]}))
-    rows = rows_of(config.store)
+    rows = rows_of(config)
     assert rows["tagged.jpg", 0]["content_hash"] is not None
     assert rows["iptc.jpg", 0]["content_hash"] is rows["iptc.jpg", 0]["creator"] is None
 
@@ -272,7 +265,7 @@ def test_a_carried_column_that_is_carried_no_more_is_not_filled_by_the_medium(ma
     listed(["tagged.jpg", "tagged.png"])
     with pytest.raises(StoreError, match="its columns and this run's differ in camera; carry over"):
         refresh(make_run(source()))
-    assert [row["camera"] for row in rows_of(config.store).values()] == ["by hand"]
+    assert [row["camera"] for row in rows_of(config).values()] == ["by hand"]
 
 
 def test_a_column_of_the_medium_gives_way_to_a_carried_one_of_another_case(make_run, photos, tmp_path):
@@ -281,7 +274,7 @@ def test_a_column_of_the_medium_gives_way_to_a_carried_one_of_another_case(make_
     source = {"path": str(tmp_path / "list.parquet"), "carryover": ["Format"], "columns": {"image": "image"}}
     config = make_run([source])
     embed(config)
-    (found,) = rows_of(config.store).values()
+    (found,) = rows_of(config).values()
     assert found["Format"] == "13 x 18"
     assert "format" not in found
 
@@ -295,17 +288,9 @@ def test_a_former_steps_column_is_not_filled_by_the_medium(make_run, photos, tmp
     embed(config)
     shutil.copy(FILES / "iptc.jpg", photos)
     refresh(make_run(photos))
-    rows = rows_of(config.store)
+    rows = rows_of(config)
     assert rows["iptc.jpg", 0]["sharpness"] is None
     assert rows["iptc.jpg", 0]["brightness"] is not None
-
-
-def test_what_was_emptied_is_not_published_again(make_run, photos):
-    embed(make_run(photos))
-    config = make_run(photos, metadata={"drop": ["gps"]})
-    assert fill(config)[1].emptied == ("latitude", "longitude", "altitude_m")
-    new, filled = fill(config)
-    assert (new, filled.emptied, filled.num_rows) == (None, (), 0)
 
 
 @pytest.mark.medium
@@ -323,7 +308,7 @@ def test_a_store_without_forms_counts_the_rows_whose_wanted_columns_are_empty(
 def test_an_ended_fill_goes_on_where_it_was(make_run, old_store, photos, monkeypatch):
     shutil.copy(FILES / "iptc.jpg", photos)
     refresh(make_run(photos, metadata={"keep": []}))  # a second part file
-    monkeypatch.setattr("embedder.ingest.fill_metadata.PUBLISH_EVERY_S", 0.0)
+    monkeypatch.setattr("embedder.plugins.maintain.fill_metadata.PUBLISH_EVERY_S", 0.0)
     real = HeaderReader.read
 
     def read(self, uri, item):
@@ -336,7 +321,7 @@ def test_an_ended_fill_goes_on_where_it_was(make_run, old_store, photos, monkeyp
         fill(old_store)
     monkeypatch.setattr(HeaderReader, "read", real)
     assert fill(old_store)[1].num_files == 1
-    assert all(row["format"] for row in rows_of(old_store.store).values())
+    assert all(row["format"] for row in rows_of(old_store).values())
 
 
 @pytest.mark.medium
@@ -356,28 +341,10 @@ def test_a_store_of_earlier_columns_goes_on_after_a_refused_run_and_reads_rows_o
         path.unlink()
     if is_dropped_again:
         refresh(config)
-        assert {row["keywords"] for row in rows_of(config.store).values()} == {None}
+        assert {row["keywords"] for row in rows_of(config).values()} == {None}
     refresh(make_run(photos))
     assert refresh(make_run(photos)).num_items == 0
-    rows = rows_of(config.store)
+    rows = rows_of(config)
     assert rows["iptc.jpg", 0]["format"] == rows["tagged.jpg", 0]["format"] == "JPEG"
     assert embedder.open_store(config.store).to_arrow().num_rows == len(rows)
     assert compact(StoreFiles(config.store), choose_index=same_index)[0] is not None
-
-
-def test_rows_are_sorted_by_columns_with_blanks_and_numbers_that_are_none(make_run, photos):
-    hits = Hits(
-        [
-            replace(hit, carryover={"my price": price})
-            for hit, price in zip(found_hits(make_run(photos)), (3.0, float("nan"), 1.0), strict=False)
-        ]
-    )
-    hits.order_by("my price desc")
-    assert [hit.carryover["my price"] for hit in hits][:2] == [3.0, 1.0]
-    hits.order_by("my price")
-    assert [hit.carryover["my price"] for hit in hits][:2] == [1.0, 3.0]
-
-
-def found_hits(config):
-    embed(config)
-    return embedder.open_store(config.store).search("red", k=3)

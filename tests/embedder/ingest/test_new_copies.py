@@ -7,11 +7,11 @@ import time
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 import samples
-from model_runs import model_rows, other_towers
-from refresh_runs import items_of, refreshed, rows_of
+from embedding_runs import assert_same_vectors
+from model_runs import model_rows
+from refresh_runs import interrupted, items_of, refreshed
 
 import embedder
 from embedder.ingest import embed as embed_module
@@ -19,12 +19,8 @@ from embedder.ingest import new_copies
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.new_copies import count_new_copies
 from embedder.ingest.work import IngestOptions
-from embedder.steps.stage import TowerStage
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
-from embedder.store.lock import write_lock
-from embedder.store.maintenance.purge.purge import purge
-from embedder.store_index.keep_index import index_choice
 
 VECTORS = ("image_embedding", "text_embedding", "content_version", "caption", "start_s", "modality")
 
@@ -37,33 +33,14 @@ def source(tmp_path):
     return root
 
 
-@pytest.fixture
-def computed(monkeypatch):
-    """Ids of the items that have reached a model, each once for each stage."""
-    ids = []
-    original = TowerStage.process
-
-    def process(stage, table):
-        if "modality" in table.schema.names:  # a further model's tables have inputs alone
-            ids.extend(table.filter(pc.is_valid(table["modality"]))["item_id"].to_pylist())
-        return original(stage, table)
-
-    monkeypatch.setattr(TowerStage, "process", process)
-    return ids
-
-
 def assert_as_afresh(rows, make_run, source, monkeypatch):
     """The rows are those of a store where each item was computed."""
     afresh = make_run(source, store=str(source.parent / "afresh"))
     with monkeypatch.context() as patch:
         patch.setattr(new_copies, "_look", lambda **_: 0)
         _, expected = refreshed(afresh)
-    assert rows.keys() == expected.keys()
-    for key, row in expected.items():
-        for name in ("uri", "caption", "modality", "content_version", "width", "content_hash"):
-            assert rows[key][name] == row[name]
-        for name in ("image_embedding", "text_embedding"):
-            assert rows[key][name] == (None if row[name] is None else pytest.approx(row[name], abs=1e-5))
+    same = ("uri", "caption", "modality", "content_version", "width", "content_hash")
+    assert_same_vectors(rows, expected, same=same, atol=1e-5)
 
 
 @pytest.mark.medium
@@ -75,6 +52,7 @@ def test_what_is_there_twice_is_computed_once_and_is_two_rows(make_run, source, 
     assert sorted(set(computed)) == ["again.mp4", *(f"albums/summer/{number:04d}.png" for number in range(6))]
     assert (report.num_items, report.num_taken_over, report.num_left) == (14, 7, 0)
     assert report.taken_from == {report.run_id: 7}
+    assert report.caption_places == {"sidecar": sum(1 for _ in source.rglob("*.txt"))}, "those of copies, too"
     for number in range(6):
         first, other = (rows[f"{each}/{number:04d}.png", 0] for each in ("albums/summer", "pictures"))
         assert {name: first[name] for name in VECTORS} == {name: other[name] for name in VECTORS}
@@ -141,29 +119,14 @@ def test_a_broken_picture_that_is_there_twice_is_two_rejects(make_run, source):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("step", ["take_over", "write_copies", "end_run"])
+@pytest.mark.parametrize("step", ["embed.take_over", "takeover.write_copies", "embed.end_run"])
 def test_a_run_that_was_killed_ends_in_the_same_rows(make_run, source, computed, monkeypatch, step):
     config = make_run(source, rows_per_part=2)
-
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    where = {"take_over": "embed.take_over", "write_copies": "takeover.write_copies", "end_run": "embed.end_run"}[step]
-    with monkeypatch.context() as patch:
-        patch.setattr(f"embedder.ingest.{where}", stop)
-        with pytest.raises(KeyboardInterrupt):
-            refreshed(config)
+    interrupted(monkeypatch, config, step)
     num_computed = len(computed)
     report, rows = refreshed(config)
     assert report.published
     assert len(computed) == num_computed, "what was embedded before the kill is taken over by the next run"
-    assert_as_afresh(rows, make_run, source, monkeypatch)
-
-
-@pytest.mark.slow
-def test_on_ray_too_what_is_there_twice_is_computed_once(make_run, source, monkeypatch):
-    report, rows = refreshed(make_run(source, engine="ray", num_stages=1, rows_per_part=2))
-    assert (report.engine, report.num_items, report.num_taken_over, report.num_left) == ("ray", 14, 7, 0)
     assert_as_afresh(rows, make_run, source, monkeypatch)
 
 
@@ -186,27 +149,18 @@ def test_copies_join_what_was_published_meanwhile(make_run, source, computed, mo
 
 
 @pytest.mark.medium
-def test_further_models_compute_copies_as_well(make_run, source, tiny_model, tmp_path, computed):
-    second = other_towers(tmp_path / "models")
-    config = make_run(source, model=[{"uri": str(tiny_model)}, {"name": "other", "uri": second}])
+def test_further_models_compute_copies_as_well(make_run, source, tiny_model, other_model):
+    config = make_run(source, model=[{"uri": str(tiny_model)}, {"name": "other", "uri": other_model}])
     report, rows = refreshed(config)
     assert (report.num_taken_over, report.num_left, report.models["other"].num_items) == (7, 0, 14)
-    of_other = model_rows(config, "other")
-    assert len(of_other) == len(rows) == 14
+    assert len(model_rows(config, "other")) == len(rows) == 14
     assert refreshed(config)[0].outcome == "nothing to do"
 
 
 @pytest.mark.medium
 def test_a_copy_that_changed_between_the_sessions_is_embedded(make_run, source, computed, monkeypatch):
     config = make_run(source)
-
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("embedder.ingest.embed.take_over", stop)
-        with pytest.raises(KeyboardInterrupt):
-            refreshed(config)
+    interrupted(monkeypatch, config, "embed.take_over")
     (source / "pictures" / "0003.png").write_bytes(samples.image_bytes(333))
     _, rows = refreshed(config)
     assert "pictures/0003.png" in computed
@@ -244,17 +198,6 @@ def test_a_copy_of_a_moved_picture_and_of_its_other_copy_is_one_row(make_run, so
     _, rows = refreshed(config)
     assert not computed
     assert {"a.png", "b.png", "c.png"} <= {key[0] for key in rows}
-
-
-def test_purging_an_original_leaves_its_copy(make_run, source):
-    config = make_run(source)
-    _, before = refreshed(config)
-    files = StoreFiles(config.store)
-    with write_lock(files):
-        purge(files, ["albums/summer/0001.png"], index_choice(files, reuse=False))
-    rows = rows_of(config)
-    assert ("albums/summer/0001.png", 0) not in rows
-    assert rows["pictures/0001.png", 0]["image_embedding"] == before["pictures/0001.png", 0]["image_embedding"]
 
 
 def test_carried_columns_are_those_of_the_copys_own_row(make_run, tmp_path, computed):
@@ -390,8 +333,3 @@ def test_a_reject_is_taken_over_under_the_same_suffix_alone(make_run, tmp_path):
         name: items_of(config)[name]["error_type"] for name in ("a.dng", "b.tif", "c.tif") if name in items_of(config)
     }
     assert kinds["b.tif"] == kinds["c.tif"] != kinds.get("a.dng")
-
-
-def test_captions_of_copies_are_counted(make_run, source):
-    report, _ = refreshed(make_run(source))
-    assert report.caption_places == {"sidecar": sum(1 for _ in source.rglob("*.txt"))}

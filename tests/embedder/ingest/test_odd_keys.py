@@ -1,7 +1,5 @@
 """Keys of a bucket that obstore can't name: each is a reject that names it, and its neighbours are embedded."""
 
-import io
-import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
 import boto3
@@ -126,12 +124,8 @@ def test_hostile_names_in_a_folder_and_in_a_table_are_embedded(make_run, tmp_pat
 
 
 def test_hostile_names_in_a_tar_are_embedded_or_rejects_that_name_them(make_run, tmp_path):
-    with tarfile.open(tmp_path / "names.tar", "w") as tar:
-        for number, name in enumerate(IN_A_TAR):
-            content = samples.image_bytes(number)
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+    members = {name: samples.image_bytes(number) for number, name in enumerate(IN_A_TAR)}
+    samples.write_tar(tmp_path / "names.tar", members)
     config = make_run([{"path": str(tmp_path / "names.tar")}], max_reject_fraction=1)
     report, rows = embedded(config)
     assert (len(rows), report.num_rejected) == (sum(IN_A_TAR.values()), len(IN_A_TAR) - sum(IN_A_TAR.values()))

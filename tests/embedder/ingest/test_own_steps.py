@@ -18,6 +18,7 @@ from embedder.errors import EmbedderError, StoreError
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.embed import embed
 from embedder.ingest.work import IngestOptions
+from embedder.user_steps import written_rows
 
 BRIGHT = {"name": "bright", "inputs": ["image"], "outputs": {"brightness": "float32"}}
 NORM = {"name": "norm", "where": "before_write", "inputs": ["image_embedding"], "outputs": {"norm": "float64"}}
@@ -208,6 +209,7 @@ def test_a_step_sees_a_carried_column_whose_value_is_content(make_run, tmp_path)
             "a": (3.5, 350),
             "b": (None, None),
         }
+        assert written_rows._calls_of.cache_info().currsize == 0, "the step's process has ended"
 
 
 @pytest.mark.medium

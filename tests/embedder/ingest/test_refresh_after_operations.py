@@ -9,14 +9,16 @@ import embedder
 from embedder.errors import StoreError
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.work import IngestOptions
+from embedder.plugins.maintain.purge.purge import purge
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import PartTarget, compact
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.publish.history import publications
 from embedder.store.publish.tombstones import allow_again
 from embedder.store_index.keep_index import index_choice
+
+pytestmark = pytest.mark.medium
 
 
 @pytest.fixture
@@ -24,7 +26,6 @@ def source(tmp_path):
     return samples.folder(tmp_path / "in", num_images=6)
 
 
-@pytest.mark.medium
 def test_after_a_compaction_nothing_is_to_be_done_and_changes_find_their_rows(make_run, source):
     config = make_run(source, rows_per_part=2)
     _, before = refreshed(config)
@@ -36,7 +37,6 @@ def test_after_a_compaction_nothing_is_to_be_done_and_changes_find_their_rows(ma
     assert rows == {key: row for key, row in before.items() if key[0] != "pictures/0001.png"}
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize(
     ("run", "limit"),
     [(embedder.refresh, "MIN_SAVED"), (embedder.embed, "MIN_SAVED_BY_EMBED")],
@@ -56,7 +56,6 @@ def test_a_run_compacts_where_it_pays_and_keeps_the_index(make_run, source, monk
     assert len(rows_of(config)) == 7
 
 
-@pytest.mark.medium
 def test_purged_items_stay_away_until_they_are_allowed_again(make_run, source):
     config = make_run(source)
     _, before = refreshed(config)
@@ -77,7 +76,6 @@ def test_purged_items_stay_away_until_they_are_allowed_again(make_run, source):
     assert (report.num_new, len(rows)) == (1, 6)
 
 
-@pytest.mark.medium
 def test_a_command_names_the_versions_that_can_be_searched(make_run, source, run_embedder):
     config = make_run(source)
     refreshed(config)

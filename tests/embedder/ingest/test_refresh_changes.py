@@ -1,26 +1,27 @@
 """A refresh does the least that is right: what is equal is left alone, what changed is embedded, once."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import samples
-from embedding_runs import embedded
-from refresh_runs import contents, items_of, refreshed, rows_of, touch
+from refresh_runs import contents, items_of, nightly_file, refreshed, rows_of, touch
 
 import embedder
 from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
-from embedder.sources.fetch import Fetcher
-from embedder.sources.source_errors import FetchError
+
+pytestmark = pytest.mark.medium
 
 HEAVY = {"torch", "timm", "transformers", "ray", "faiss", "PIL", "av"}
 HEAVY |= {"embedder.executors.local", "embedder.steps.stage"}
 SHOW_MODULES = """
 import json, sys
 from embedder import cli
+
 try:
     cli.app(sys.argv[1:], standalone_mode=False)
 finally:
@@ -36,43 +37,26 @@ def refresh_alone(path, *options):
     return json.loads(report), set(json.loads(modules))
 
 
-@pytest.fixture
-def write_config(tmp_path):
-    """Writes a run's configuration as the file that a nightly job has."""
-
-    def write(config):
-        path = tmp_path / "nightly.toml"
-        lines = [
-            f"{key} = {json.dumps(value)}" for key, value in {"model": config.model, "store": config.store}.items()
-        ]
-        lines += [f'engine = "{config.engine}"', *(f"[[source]]\npath = {json.dumps(s.path)}" for s in config.source)]
-        path.write_text("\n".join(lines) + "\n")
-        return path
-
-    return write
-
-
-@pytest.mark.medium
-def test_a_night_without_a_change_loads_no_model_and_touches_no_file(make_run, tmp_path, write_config):
+def test_a_night_without_a_change_loads_no_model_and_touches_no_file(make_run, tmp_path):
     config = make_run(samples.folder(tmp_path / "in"))
     refreshed(config)
     before = contents(config.store)
-    report, modules = refresh_alone(write_config(config))
+    report, modules = refresh_alone(nightly_file(config))
     assert contents(config.store) == before
     assert modules & HEAVY == set()
     assert (report["num_unchanged"], report["run_id"], report["outcome"]) == (6, None, "nothing to do")
     assert (report["kind"], report["reasons"]) == ("refresh", {})
 
 
-@pytest.mark.medium
-def test_a_touched_file_of_equal_content_costs_no_model_time_and_keeps_its_vector(make_run, tmp_path, write_config):
+def test_a_touched_file_of_equal_content_costs_no_model_time_and_keeps_its_vector(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_clips=1)
     config = make_run(source)
     _, before = refreshed(config)
     for path in source.rglob("*.*"):
         touch(path)
-    report, modules = refresh_alone(write_config(config))
+    report, modules = refresh_alone(nightly_file(config))
     assert (report["num_equal"], report["num_vectors"], report["reasons"]) == (7, 0, {"content changed": 7})
+    assert report["num_taken_over"] == 0, "no file is a copy of itself"
     assert "torch" not in modules
     assert not [step for step in report["steps"] if step["step"].startswith("stage")]
     assert rows_of(config) == before
@@ -82,7 +66,6 @@ def test_a_touched_file_of_equal_content_costs_no_model_time_and_keeps_its_vecto
     assert refreshed(config)[0].outcome == "nothing to do", "the new times are remembered"
 
 
-@pytest.mark.medium
 def test_touched_and_changed_files_side_by_side_come_out_right(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=40)
     config = make_run(source, batch_size=4, rows_per_part=8)
@@ -100,7 +83,6 @@ def test_touched_and_changed_files_side_by_side_come_out_right(make_run, tmp_pat
     assert np.allclose(after["pictures/0000.png", 0]["image_embedding"], expected, atol=1e-5)
 
 
-@pytest.mark.medium
 def test_a_changed_caption_is_a_change_and_a_touched_one_is_not(make_run, tmp_path):
     source = samples.folder(tmp_path / "in")
     config = make_run(source)
@@ -117,7 +99,6 @@ def test_a_changed_caption_is_a_change_and_a_touched_one_is_not(make_run, tmp_pa
     assert (after["pictures/0004.png", 0]["modality"], after["pictures/0004.png", 0]["caption"]) == ("image", None)
 
 
-@pytest.mark.medium
 def test_a_file_that_changed_and_can_not_be_read_keeps_its_old_vector_until_it_is_mended(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", captions=False)
     path, key = source / "pictures" / "0003.png", ("pictures/0003.png", 0)
@@ -146,7 +127,6 @@ def test_a_file_that_changed_and_can_not_be_read_keeps_its_old_vector_until_it_i
     assert not items_of(config)[key[0]]["stale"]
 
 
-@pytest.mark.medium
 def test_a_half_broken_pair_does_not_lose_its_picture(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=2)
     config = make_run(source, max_reject_fraction=1)
@@ -158,7 +138,6 @@ def test_a_half_broken_pair_does_not_lose_its_picture(make_run, tmp_path):
     assert items_of(config)["pictures/0000.png"]["stale"]
 
 
-@pytest.mark.medium
 def test_a_file_that_was_broken_from_the_start_leaves_the_rejects_when_it_is_mended(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=2)
     (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
@@ -171,22 +150,6 @@ def test_a_file_that_was_broken_from_the_start_leaves_the_rejects_when_it_is_men
     assert after["broken.png", 0]["image_embedding"]
 
 
-@pytest.fixture
-def failing(monkeypatch):
-    """Names of files that a disk fails to read in passing."""
-    names = set()
-    fetch = Fetcher.fetch
-
-    def fetch_or_fail(self, uri, **options):
-        if any(uri.endswith(name) for name in names):
-            raise FetchError("ReadError", f"{uri}: Input/output error", transient=True)
-        return fetch(self, uri, **options)
-
-    monkeypatch.setattr(Fetcher, "fetch", fetch_or_fail)
-    return names
-
-
-@pytest.mark.medium
 def test_what_failed_in_passing_is_tried_again_by_itself_and_not_for_ever(make_run, tmp_path, failing):
     source = samples.folder(tmp_path / "in", num_images=4)
     config = make_run(source, max_reject_fraction=1, max_attempts=3)
@@ -204,7 +167,6 @@ def test_what_failed_in_passing_is_tried_again_by_itself_and_not_for_ever(make_r
     assert items_of(config)["pictures/0001.png"]["attempts"] == 1
 
 
-@pytest.mark.medium
 def test_what_failed_in_passing_in_a_refused_run_is_tried_again_when_it_goes_on(make_run, tmp_path, failing):
     source = samples.folder(tmp_path / "in", num_images=4)
     config = make_run(source)
@@ -217,7 +179,6 @@ def test_what_failed_in_passing_in_a_refused_run_is_tried_again_when_it_goes_on(
     assert len(after) == 4
 
 
-@pytest.mark.medium
 def test_what_is_gone_leaves_the_store_and_its_index(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=30)
     config = make_run(source)
@@ -236,8 +197,13 @@ def test_what_is_gone_leaves_the_store_and_its_index(make_run, tmp_path):
 @pytest.mark.slow
 def test_a_refresh_on_ray_does_the_same(make_run, tmp_path, ray_cluster):
     source = samples.folder(tmp_path / "in", num_images=12, captions=False)
+    shutil.copytree(source / "pictures", source / "again")
     config = make_run(source, engine="ray", num_stages=1, max_reject_fraction=1, no_progress_timeout_s=200)
-    _, before = refreshed(config)
+    first, before = refreshed(config)
+    assert (first.engine, first.num_items, first.num_taken_over, first.num_left) == ("ray", 24, 12, 0)
+    for number in range(12):
+        image, copy = (before[f"{folder}/{number:04d}.png", 0] for folder in ("pictures", "again"))
+        assert image["image_embedding"] == copy["image_embedding"]
     for number in range(6):
         touch(source / "pictures" / f"{number:04d}.png")
     (source / "pictures" / "0006.png").write_bytes(samples.image_bytes(60))
@@ -247,14 +213,3 @@ def test_a_refresh_on_ray_does_the_same(make_run, tmp_path, ray_cluster):
     assert (report.num_equal, report.num_stale, report.num_retired, report.num_vectors) == (6, 1, 1, 1)
     changed = {key for key, row in before.items() if after.get(key) != row}
     assert changed == {("pictures/0006.png", 0), ("pictures/0008.png", 0)}
-
-
-@pytest.mark.medium
-def test_embed_never_retires(make_run, tmp_path):
-    source = samples.folder(tmp_path / "in", num_images=4)
-    config = make_run(source)
-    _, before = embedded(config)
-    (source / "pictures" / "0001.png").unlink()
-    (source / "new.png").write_bytes(samples.image_bytes(44))
-    _, after = embedded(config)
-    assert after.keys() == before.keys() | {("new.png", 0)}

@@ -16,6 +16,8 @@ from embedder.media.sandbox import SandboxedDecoder
 from embedder.retrieval.hit import THUMBNAIL
 from embedder.sources.item_ranges import open_item
 
+pytestmark = pytest.mark.medium
+
 
 def digest(seed):
     return blake2b(samples.image_bytes(seed), digest_size=16).hexdigest()
@@ -57,7 +59,6 @@ def assert_images_are_theirs(config, after, seed_of):
     assert np.array_equal(shown, expected)
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("image", ["image", "image.bytes"])
 def test_by_content_only_what_is_new_is_embedded_wherever_rows_lie(dataset, image):
     folder, configure = dataset
@@ -81,7 +82,6 @@ def test_by_content_only_what_is_new_is_embedded_wherever_rows_lie(dataset, imag
     assert grown.keys() - after.keys() == {(digest(12), 0)}
 
 
-@pytest.mark.medium
 def test_by_content_the_first_row_of_an_image_gives_its_caption_and_place(dataset):
     folder, configure = dataset
     config = configure("content")
@@ -96,7 +96,6 @@ def test_by_content_the_first_row_of_an_image_gives_its_caption_and_place(datase
     assert "train-00001" in after[digest(2), 0]["uri"]
 
 
-@pytest.mark.medium
 def test_by_content_a_row_that_moves_to_a_file_as_old_as_its_own_is_followed(dataset):
     folder, configure = dataset
     config = configure("content")
@@ -113,7 +112,6 @@ def test_by_content_a_row_that_moves_to_a_file_as_old_as_its_own_is_followed(dat
     assert_images_are_theirs(config, after, {digest(seed): seed for seed in range(10)})
 
 
-@pytest.mark.medium
 def test_by_file_and_row_an_unchanged_file_is_left_alone_and_a_removed_row_shifts_those_behind(dataset):
     folder, configure = dataset
     config = configure("file+row")
@@ -130,7 +128,6 @@ def test_by_file_and_row_an_unchanged_file_is_left_alone_and_a_removed_row_shift
     assert_images_are_theirs(config, after, seed_of)
 
 
-@pytest.mark.medium
 def test_a_row_that_is_no_image_is_a_reject_under_its_hash_until_it_is_repaired(dataset):
     folder, configure = dataset
     path = folder / "train-00000-of-00002.parquet"
@@ -146,7 +143,6 @@ def test_a_row_that_is_no_image_is_a_reject_under_its_hash_until_it_is_repaired(
     assert len(items_of(config)) == 10
 
 
-@pytest.mark.medium
 def test_fields_and_labels_are_carried_and_found_by_conditions(dataset, make_run):
     folder, _ = dataset
     columns = {"id": "file+row", "image": "image"}

@@ -1,10 +1,6 @@
 """Another model: all is embedded anew, the old vectors are served until then, and nothing is mixed."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,37 +8,27 @@ import pytest
 import samples
 from refresh_runs import contents, items_of, refreshed, rows_of
 from store_states import build_store_index
-from tiny_models import tiny_config
 
 import embedder
 from embedder.errors import StoreError
-from embedder.ingest.embed import embed, refresh
-from embedder.ingest.work import IngestOptions
+from embedder.ingest.embed import embed
 from embedder.store.files import StoreFiles
-from embedder.store.layout import CURRENT_FILE, STORE_FILE, read_current
-from embedder.store.tables.tables import RecordTable
+from embedder.store.layout import STORE_FILE
 from index.manifest import read_manifest
-from shards.fresh import init_model
-from shards.train_tokenizer import train_tokenizer
 
-
-@pytest.fixture(scope="module")
-def new_model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "new"
-    return str(init_model(tiny_config(), folder, seed=1, tokenizer_json=train_tokenizer(samples.SENTENCES, 300)))
+pytestmark = pytest.mark.medium
 
 
 def fingerprints(config):
     return {row["model_fingerprint"] for row in rows_of(config).values()}
 
 
-@pytest.mark.medium
-def test_a_new_model_embeds_all_anew_and_is_published_at_once_when_whole(make_run, tmp_path, new_model):
+def test_a_new_model_embeds_all_anew_and_is_published_at_once_when_whole(make_run, tmp_path, other_model):
     source = samples.folder(tmp_path / "in", num_images=20)
     old = make_run(source)
     _, before = refreshed(old)
     build_store_index(StoreFiles(old.store))
-    new = make_run(source, model=new_model)
+    new = make_run(source, model=other_model)
     picture = source / "pictures" / "0003.png"
 
     for number, limit in enumerate((8, 8)):
@@ -60,9 +46,9 @@ def test_a_new_model_embeds_all_anew_and_is_published_at_once_when_whole(make_ru
     assert rows.keys() == before.keys()
     store = embedder.open_store(old.store)
     (fingerprint,) = fingerprints(new)
-    assert store.info.model == new_model
+    assert store.info.model == other_model
     assert fingerprint == store.info.model_fingerprint == store.current.model_fingerprint
-    assert json.loads((Path(old.store) / STORE_FILE).read_text())["model"] == new_model
+    assert json.loads((Path(old.store) / STORE_FILE).read_text())["model"] == other_model
     manifest = read_manifest(Path(old.store) / "index" / f"{store.current.index:06d}")
     assert (manifest.model_fingerprint, manifest.embeddings_version) == (fingerprint, store.current.embeddings)
     hit = store.search(store.encode_image([picture])[0], k=1)[0]
@@ -73,11 +59,10 @@ def test_a_new_model_embeds_all_anew_and_is_published_at_once_when_whole(make_ru
     assert refreshed(new)[0].outcome == "nothing to do"
 
 
-@pytest.mark.medium
-def test_what_changes_or_goes_while_a_model_changes_is_right_in_the_end(make_run, tmp_path, new_model):
+def test_what_changes_or_goes_while_a_model_changes_is_right_in_the_end(make_run, tmp_path, other_model):
     source = samples.folder(tmp_path / "in", num_images=20)
     refreshed(make_run(source))
-    new = make_run(source, model=new_model, max_retire_fraction=1)
+    new = make_run(source, model=other_model, max_retire_fraction=1)
     refreshed(new, limit=10)
     (source / "pictures" / "0001.png").unlink()  # done already
     (source / "pictures" / "0019.png").unlink()  # not done yet
@@ -92,19 +77,17 @@ def test_what_changes_or_goes_while_a_model_changes_is_right_in_the_end(make_run
     assert np.allclose(rows["pictures/0002.png", 0]["image_embedding"], vector, atol=1e-5)
 
 
-@pytest.mark.medium
-def test_a_reject_under_the_new_model_keeps_no_vector_of_the_old_one(make_run, tmp_path, new_model):
+def test_a_reject_under_the_new_model_keeps_no_vector_of_the_old_one(make_run, tmp_path, other_model):
     source = samples.folder(tmp_path / "in", num_images=6)
     refreshed(make_run(source))
     (source / "pictures" / "0001.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    new = make_run(source, model=new_model, max_reject_fraction=1)
+    new = make_run(source, model=other_model, max_reject_fraction=1)
     _, rows = refreshed(new)
     assert ("pictures/0001.png", 0) not in rows
     item = items_of(new)["pictures/0001.png"]
     assert (item["state"], item["stale"], item["num_vectors"]) == ("rejected", False, 0)
 
 
-@pytest.mark.medium
 def test_other_segments_are_a_change_of_the_preprocessing(make_run, tmp_path):
     source = samples.folder(tmp_path / "in", num_images=2, num_clips=1)
     _, before = refreshed(make_run(source, segment_s=2.0))
@@ -115,92 +98,10 @@ def test_other_segments_are_a_change_of_the_preprocessing(make_run, tmp_path):
     assert embedder.open_store(other.store).info.segment_s == 1.0
 
 
-@pytest.mark.medium
-def test_embed_refuses_another_model_and_names_the_refresh(make_run, tmp_path, new_model):
+def test_embed_refuses_another_model_and_names_the_refresh(make_run, tmp_path, other_model):
     source = samples.folder(tmp_path / "in", num_images=2)
     refreshed(make_run(source))
     before = contents(make_run(source).store)
     with pytest.raises(StoreError, match=r"model fingerprint.*embedder refresh"):
-        embed(make_run(source, model=new_model))
+        embed(make_run(source, model=other_model))
     assert contents(make_run(source).store) == before
-
-
-@pytest.mark.slow
-def test_a_model_change_that_was_killed_goes_on(make_run, tmp_path, new_model):
-    source = samples.folder(tmp_path / "in", num_images=60)
-    _, before = refreshed(make_run(source))
-    new = make_run(source, model=new_model)
-    path = tmp_path / "nightly.toml"
-    path.write_text(
-        f'model = "{new_model}"\nstore = "{new.store}"\nengine = "local"\nrows_per_part = 4\nbatch_size = 2\n'
-        f'[[source]]\npath = "{source}"\n'
-    )
-    process = subprocess.Popen([sys.executable, "-m", "embedder", "refresh", str(path)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 100
-    done_before = set(Path(new.store).glob("runs/*/journal/*.json"))
-    while len(set(Path(new.store).glob("runs/*/journal/*.json")) - done_before) < 3 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert rows_of(new) == before
-    report, rows = refreshed(new)
-    assert report.published
-    assert report.num_unchanged >= 12, "what the killed session finished is not done again"
-    assert rows.keys() == before.keys()
-    assert len(fingerprints(new)) == 1
-
-
-class Killed(Exception):
-    """Stands for kill -9 between two steps."""
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("moment", ["embeddings", "items", "index", CURRENT_FILE, STORE_FILE])
-def test_a_model_change_killed_at_any_step_of_publishing_serves_one_model(
-    make_run, tmp_path, new_model, monkeypatch, moment
-):
-    from embedder.store.publish import current
-    from embedder.store_index import keep_index
-
-    source = samples.folder(tmp_path / "in", num_images=4)
-    refreshed(make_run(source))
-    new = make_run(source, model=new_model)
-    commit, keep = RecordTable.commit_files, keep_index.ensure_index
-    swap_record, move_current = current.swap_record, current.move_current
-
-    def dying_commit(self, *arguments):
-        version = commit(self, *arguments)
-        if self.name == moment:
-            raise Killed
-        return version
-
-    def dying_swap(files, path, *arguments):
-        if path == moment:
-            raise Killed
-        return swap_record(files, path, *arguments)
-
-    def dying_move(files, current, doomed=()):
-        if moment == CURRENT_FILE:
-            raise Killed
-        move_current(files, current, doomed)
-
-    def dying_index(*arguments, **options):
-        if moment == "index":
-            raise Killed
-        return keep(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordTable, "commit_files", dying_commit)
-        patch.setattr(current, "swap_record", dying_swap)
-        patch.setattr(current, "move_current", dying_move)
-        patch.setattr(keep_index, "ensure_index", dying_index)
-        with pytest.raises(Killed):
-            refresh(new, IngestOptions(kind="refresh"))
-    served = embedder.open_store(new.store)
-    assert {row["model_fingerprint"] for row in served.to_arrow().to_pylist()} == {served.info.model_fingerprint}
-    assert len(served.search("a red car", k=3)) == 3
-    refresh(new, IngestOptions(kind="refresh"))
-    served = embedder.open_store(new.store)
-    assert served.info.model == json.loads((Path(new.store) / STORE_FILE).read_text())["model"] == new_model
-    assert fingerprints(new) == {served.info.model_fingerprint}
-    assert read_current(StoreFiles(new.store)).embeddings == RecordTable(StoreFiles(new.store), "embeddings").version

@@ -10,25 +10,15 @@ from embedder.cli.refresh_command import list_rejects, retry_rejects
 from embedder.cli.render_report import report_parts
 from embedder.errors import ConfigError
 from embedder.report.report_schema import Report
-from embedder.sources.fetch import Fetcher
-from embedder.sources.source_errors import FetchError
 
 
 @pytest.fixture
-def rejecting(make_run, tmp_path, monkeypatch):
+def rejecting(make_run, tmp_path, failing):
     """A store with a broken file, a stale one, and one that failed in passing; and what heals that."""
     source = samples.folder(tmp_path / "in", num_images=6, captions=False)
     config = make_run(source, max_reject_fraction=1)
     refreshed(config)
-    fetch = Fetcher.fetch
-    failing = {"late.png"}
-
-    def fetch_or_fail(self, uri, **options):
-        if any(uri.endswith(name) for name in failing):
-            raise FetchError("ReadError", f"{uri}: Input/output error", transient=True)
-        return fetch(self, uri, **options)
-
-    monkeypatch.setattr(Fetcher, "fetch", fetch_or_fail)
+    failing.add("late.png")
     (source / "late.png").write_bytes(samples.image_bytes(20))
     (source / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     (source / "pictures" / "0001.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")

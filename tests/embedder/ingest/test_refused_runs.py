@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import samples
 from command_runs import run_here
-from safetensors.numpy import load_file, save_file
+from model_runs import changed_model
 
 import embedder
 from embedder.cli.refresh_command import list_rejects, retry_rejects
@@ -36,14 +36,11 @@ def broken_folder(root, num_images=40, num_broken=4):
 @pytest.fixture
 def collapsed_model(tiny_model, tmp_path):
     """A model that gives the same for every picture."""
-    folder = tmp_path / "collapsed"
-    folder.mkdir()
-    for file in tiny_model.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(folder / "model.safetensors")
-    zeroed = {name: np.zeros_like(value) if ".patch_embed." in name else value for name, value in tensors.items()}
-    save_file(zeroed, folder / "model.safetensors")
-    return folder
+
+    def zeroed(name, value):
+        return np.zeros_like(value) if ".patch_embed." in name else value
+
+    return changed_model(tiny_model, tmp_path / "collapsed", zeroed)
 
 
 @pytest.fixture

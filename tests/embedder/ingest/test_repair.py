@@ -10,12 +10,12 @@ from refresh_runs import items_of, refreshed, rows_of
 
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.work import IngestOptions
+from embedder.plugins.maintain.store_check.check import check_store
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import store_part
 from embedder.store.layout import read_current
 from embedder.store.publish.current import move_current
 from embedder.store.tables.tables import RecordTable
-from embedder.store_check.check import check_store
 
 LOST = ["pictures/0001.png", "pictures/0002.png"]
 REPAIR = IngestOptions(kind="refresh", repair=True)

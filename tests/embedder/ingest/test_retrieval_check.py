@@ -9,22 +9,17 @@ from store_states import new_store
 from embedder.ingest import retrieval_check
 from embedder.ingest.retrieval_check import forget_pairs, sample_pairs
 from embedder.ingest.run_result import count_run
+from embedder.plugins.maintain.purge.purge_plan import plan_purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import PAIRS_FILE, read_current, run_file
 from embedder.store.maintenance.compact import compact
-from embedder.store.maintenance.purge.purge_plan import plan_purge
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish
 from embedder.store.tables.tables import RecordTable
 
 WIDTH = 4
-
-
-@pytest.fixture
-def files(tmp_path):
-    return new_store(tmp_path / "store")
 
 
 @pytest.fixture(params=[6, 40, 2048])

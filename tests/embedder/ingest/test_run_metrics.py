@@ -16,7 +16,7 @@ from embedder.errors import ConfigError
 from embedder.executors import local
 from embedder.ingest.embed import embed
 from embedder.store.files import StoreFiles
-from embedder.store.journal.journal import entry_path, read_entries
+from embedder.store.journal.journal import entry_path, read_entries, stream_entries
 from embedder.store.layout import write_record
 
 METRICS = [
@@ -229,7 +229,7 @@ def test_a_run_that_an_earlier_release_began_with_states_in_its_journal_has_the_
             embed(config)
     files = StoreFiles(config.store)
     run_id = json.loads(next((tmp_path / "store" / "runs").glob("*/run.json")).read_text())["run_id"]
-    for entry in read_entries(files, run_id):
+    for entry in list(stream_entries(files, run_id)):
         data = entry.model_dump() | {"metrics": {"0011223344556677": {"num": 1_000_000, "num_null": 0}}}
         write_record(files, entry_path(run_id, entry.name), type(entry).model_validate(data))
     report, rows = embedded(config)

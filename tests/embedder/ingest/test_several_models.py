@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import samples
-from embedding_runs import embedded
+from embedding_runs import assert_same_vectors, embedded
 from model_runs import classifier, detector, model_rows, other_towers, table_hashes
 from PIL import Image
+from refresh_runs import interrupted
 
 from embedder.config_toml.values import toml
 from embedder.errors import RunFailedError, StoreError
@@ -25,15 +26,11 @@ from embedder.sources.fetch import Fetcher
 from embedder.store.backends import DiskBackend
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, PAIRS_FILE, read_current
-from embedder.store.publish import publish as publishing
 from embedder.store.publish.publication import INTENT_FILE
 
+pytestmark = pytest.mark.medium
+
 REFRESH = IngestOptions(kind="refresh")
-
-
-@pytest.fixture(scope="module")
-def second(tmp_path_factory):
-    return other_towers(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -60,20 +57,10 @@ def counts(monkeypatch):
     return counts
 
 
-def assert_vectors_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for key, row in expected.items():
-        for name in ("image_embedding", "text_embedding"):
-            assert (found[key][name] is None) == (row[name] is None), key
-            if row[name] is not None:
-                np.testing.assert_allclose(found[key][name], row[name], atol=1e-6)
-
-
-@pytest.mark.medium
 def test_one_fetch_and_one_decode_for_each_preprocessing_and_the_vectors_of_separate_runs(
-    make_run, tmp_path, source, tiny_model, second, counts
+    make_run, tmp_path, source, tiny_model, other_model, counts
 ):
-    folders = {"first": str(tiny_model), "other": second}
+    folders = {"first": str(tiny_model), "other": other_model}
     expected = {}
     for name, folder in folders.items():
         alone = make_run(source, model=folder, store=str(tmp_path / name), segment_s=1.0)
@@ -81,15 +68,15 @@ def test_one_fetch_and_one_decode_for_each_preprocessing_and_the_vectors_of_sepa
     counts["fetched"].clear()
     counts["decoded"].clear()
 
-    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": second, "stages": 3}, classifier(tmp_path)]
+    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": other_model, "stages": 3}, classifier(tmp_path)]
     config = make_run(source, model=models, segment_s=1.0)
     report = embed(config)
 
     assert report.published, report.outcome
     assert len(counts["fetched"]) == len(set(counts["fetched"])) == report.num_items
     assert sorted(counts["decoded"]) == [8] * 12 + [32] * 12
-    assert_vectors_equal(model_rows(config), expected["first"])
-    assert_vectors_equal(model_rows(config, "other"), expected["other"])
+    assert_same_vectors(model_rows(config), expected["first"])
+    assert_same_vectors(model_rows(config, "other"), expected["other"])
     shades = model_rows(config, "shades")
     assert shades.keys() == expected["first"].keys()
     for key, row in shades.items():
@@ -106,17 +93,16 @@ def test_one_fetch_and_one_decode_for_each_preprocessing_and_the_vectors_of_sepa
     )
 
 
-@pytest.mark.medium
 def test_a_model_added_to_a_store_leaves_the_others_to_the_byte_and_computes_alone(
-    make_run, tmp_path, source, tiny_model, second, counts
+    make_run, tmp_path, source, tiny_model, other_model, counts
 ):
     main = {"uri": str(tiny_model)}
-    config = make_run(source, model=[main, {"name": "other", "uri": second}])
+    config = make_run(source, model=[main, {"name": "other", "uri": other_model}])
     embed(config)
     before, others = table_hashes(config.store), table_hashes(config.store, "other")
     counts["decoded"].clear()
     done: list[int] = []
-    changed = make_run(source, model=[main, {"name": "other", "uri": second}, classifier(tmp_path)])
+    changed = make_run(source, model=[main, {"name": "other", "uri": other_model}, classifier(tmp_path)])
 
     report = embed(changed, show_progress=lambda num_items: nullcontext(done.append))
 
@@ -125,12 +111,14 @@ def test_a_model_added_to_a_store_leaves_the_others_to_the_byte_and_computes_alo
     assert set(counts["decoded"]) == {8}
     assert (table_hashes(config.store), table_hashes(config.store, "other")) == (before, others)
     assert {name: each.num_items for name, each in report.models.items()} == {"other": 0, "shades": 13}
-    assert embed(make_run(source, model=[main, {"name": "other", "uri": second}, classifier(tmp_path)])).run_id is None
+    assert (
+        embed(make_run(source, model=[main, {"name": "other", "uri": other_model}, classifier(tmp_path)])).run_id
+        is None
+    )
 
 
-@pytest.mark.medium
-def test_a_changed_main_model_leaves_the_others_vectors(make_run, tmp_path, source, tiny_model, second):
-    further = [{"name": "other", "uri": second}, classifier(tmp_path)]
+def test_a_changed_main_model_leaves_the_others_vectors(make_run, tmp_path, source, tiny_model, other_model):
+    further = [{"name": "other", "uri": other_model}, classifier(tmp_path)]
     config = make_run(source, model=[{"uri": str(tiny_model)}, *further])
     embed(config)
     kept = [table_hashes(config.store, name) for name in ("other", "shades")]
@@ -147,11 +135,10 @@ def test_a_changed_main_model_leaves_the_others_vectors(make_run, tmp_path, sour
     )
 
 
-@pytest.mark.medium
 def test_a_changed_model_alone_is_computed_anew_and_a_removed_one_leaves_with_a_refresh(
-    make_run, tmp_path, source, tiny_model, second, said
+    make_run, tmp_path, source, tiny_model, other_model, said
 ):
-    main, other = {"uri": str(tiny_model)}, {"name": "other", "uri": second}
+    main, other = {"uri": str(tiny_model)}, {"name": "other", "uri": other_model}
     config = make_run(source, model=[main, other, classifier(tmp_path)])
     embed(config)
     before = table_hashes(config.store)
@@ -172,7 +159,6 @@ def test_a_changed_model_alone_is_computed_anew_and_a_removed_one_leaves_with_a_
     assert sum("model other: not in the configuration any more: it leaves" in line for line in said) == 1
 
 
-@pytest.mark.medium
 def test_what_a_model_cannot_compute_is_a_reject_of_that_model_alone(make_run, tmp_path, tiny_model):
     source = samples.folder(tmp_path / "in", num_images=4)
     for name, value in (("seven", 7), ("light", 200)):
@@ -193,7 +179,6 @@ def test_what_a_model_cannot_compute_is_a_reject_of_that_model_alone(make_run, t
     assert model_rows(config)["seven.png", 0]["image_embedding"] is not None
 
 
-@pytest.mark.medium
 def test_the_guard_of_one_model_keeps_the_run_from_publishing_and_names_it(make_run, tmp_path, source, tiny_model):
     wrong = classifier(tmp_path)
     wrong["outputs"]["top"] = {"type": "int64"}
@@ -202,7 +187,6 @@ def test_the_guard_of_one_model_keeps_the_run_from_publishing_and_names_it(make_
         embed(make_run(source, model=[{"uri": str(tiny_model)}, wrong]))
 
 
-@pytest.mark.medium
 def test_changed_items_are_changed_in_each_model_and_equal_contents_in_none(make_run, tmp_path, tiny_model):
     source = samples.folder(tmp_path / "in", num_images=5)
     models = [{"uri": str(tiny_model)}, classifier(tmp_path)]
@@ -225,28 +209,18 @@ def test_changed_items_are_changed_in_each_model_and_equal_contents_in_none(make
         assert found[key] == rows[key], "nothing of it is written anew, its outputs least of all"
 
 
-@pytest.mark.medium
 def test_a_run_that_died_goes_on_for_each_model(make_run, tmp_path, source, tiny_model, monkeypatch):
     models = [{"uri": str(tiny_model)}, classifier(tmp_path, calls=str(tmp_path / "calls"))]
     config = make_run(source, model=models, rows_per_part=4, batch_size=4)
-    written = publishing.publish
-
-    def dying(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("embedder.ingest.publish_or_refuse.publish", dying)
-    with pytest.raises(KeyboardInterrupt):
-        embed(config)
-    monkeypatch.setattr("embedder.ingest.publish_or_refuse.publish", written)
+    interrupted(monkeypatch, config, "publish_or_refuse.publish")
     calls = (tmp_path / "calls").read_text().splitlines()
-    report = embed(config)
+    report = refresh(config)
 
     assert report.published
     assert (tmp_path / "calls").read_text().splitlines() == calls
     assert model_rows(config).keys() == model_rows(config, "shades").keys()
 
 
-@pytest.mark.medium
 @pytest.mark.parametrize("steps", range(0, 20, 4))
 def test_a_publication_that_is_cut_off_anywhere_is_whole_after_the_next_command(
     make_run, tmp_path, tiny_model, monkeypatch, steps
@@ -275,7 +249,6 @@ def test_a_publication_that_is_cut_off_anywhere_is_whole_after_the_next_command(
     assert list(read_current(StoreFiles(config.store)).models) == ["shades"]
 
 
-@pytest.mark.medium
 def test_a_limited_run_gives_each_model_its_items_at_last(make_run, tmp_path, source, tiny_model):
     models = [{"uri": str(tiny_model)}, classifier(tmp_path)]
     config = make_run(source, model=models)
@@ -288,9 +261,8 @@ def test_a_limited_run_gives_each_model_its_items_at_last(make_run, tmp_path, so
     assert len(model_rows(config)) == len(model_rows(config, "shades"))
 
 
-@pytest.mark.medium
-def test_a_model_may_take_what_another_returns(make_run, tmp_path, source, tiny_model, second):
-    tower = {"name": "names", "uri": second, "sides": ["text"], "text_of": "shades.top"}
+def test_a_model_may_take_what_another_returns(make_run, tmp_path, source, tiny_model, other_model):
+    tower = {"name": "names", "uri": other_model, "sides": ["text"], "text_of": "shades.top"}
     config = make_run(source, model=[{"uri": str(tiny_model)}, tower, classifier(tmp_path)])
     embed(config)
 
@@ -307,7 +279,6 @@ def test_a_model_may_take_what_another_returns(make_run, tmp_path, source, tiny_
     assert refresh(changed).models["names"].reasons == {"model changed": 13}
 
 
-@pytest.mark.medium
 def test_the_main_model_does_not_load_for_what_another_needs_alone(make_run, tmp_path, source, tiny_model, monkeypatch):
     embed(make_run(source))
     loaded = []
@@ -319,9 +290,9 @@ def test_the_main_model_does_not_load_for_what_another_needs_alone(make_run, tmp
 
 @pytest.mark.slow
 def test_on_ray_all_models_give_what_they_give_in_one_process(
-    make_run, tmp_path, source, tiny_model, second, ray_cluster
+    make_run, tmp_path, source, tiny_model, other_model, ray_cluster
 ):
-    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": second, "stages": 2}, classifier(tmp_path)]
+    models = [{"uri": str(tiny_model)}, {"name": "other", "uri": other_model, "stages": 2}, classifier(tmp_path)]
     whole = [{key: value for key, value in model.items() if key != "stages"} for model in models]
     here = make_run(source, model=whole, segment_s=1.0, store=str(tmp_path / "here"))
     embed(here)
@@ -336,7 +307,7 @@ def test_on_ray_all_models_give_what_they_give_in_one_process(
     assert table_hashes(there.store) == before
     for name in ("", "other", "shades"):
         found, expected = model_rows(there, name), model_rows(here, name)
-        assert_vectors_equal(found, expected)
+        assert_same_vectors(found, expected)
         if name == "shades":
             assert {key: row["top"] for key, row in found.items()} == {k: row["top"] for k, row in expected.items()}
 
@@ -348,15 +319,12 @@ def kill_when_three_parts_are_done(folder, models, store, source, journal, setti
     top = [f"{key} = {value}" for key, value in settings.items()]
     top += ['engine = "local"', f'store = "{store}"', "[[source]]", f'path = "{source}"']
     file.write_text("\n".join([*top, *tables]))
-    with (folder / "log").open("wb") as log:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "embedder", "embed", "--config", str(file)], stdout=log, stderr=log
-        )
-        deadline_s = time.monotonic() + 120
-        while len(list(journal.glob("*/journal/*.json"))) < 3 and time.monotonic() < deadline_s and run.poll() is None:
-            time.sleep(0.005)
-        run.send_signal(signal.SIGKILL)
-        assert run.wait() == -signal.SIGKILL, (folder / "log").read_text()
+    run = subprocess.Popen([sys.executable, "-m", "embedder", "embed", "--config", str(file)])
+    deadline_s = time.monotonic() + 120
+    while len(list(journal.glob("*/journal/*.json"))) < 3 and time.monotonic() < deadline_s and run.poll() is None:
+        time.sleep(0.005)
+    run.kill()
+    assert run.wait() == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -382,10 +350,10 @@ def test_a_killed_run_that_adds_a_model_goes_on_and_the_main_models_files_stay(m
 
 
 @pytest.mark.slow
-def test_a_killed_chain_of_detector_crops_and_a_cut_tower_goes_on_exactly(make_run, tmp_path, tiny_model, second):
+def test_a_killed_chain_of_detector_crops_and_a_cut_tower_goes_on_exactly(make_run, tmp_path, tiny_model, other_model):
     source = samples.folder(tmp_path / "in", num_images=60)
     settings = {"rows_per_part": 4, "batch_size": 4}
-    crops = {"name": "crops", "uri": second, "sides": ["image"], "image_of": "detector.crop", "stages": 2}
+    crops = {"name": "crops", "uri": other_model, "sides": ["image"], "image_of": "detector.crop", "stages": 2}
     models = [{"uri": str(tiny_model)}, crops, detector(tmp_path, pause_s=0.05)]
     undisturbed = make_run(source, model=models, store=str(tmp_path / "undisturbed"), **settings)
     embed(undisturbed)
@@ -398,7 +366,7 @@ def test_a_killed_chain_of_detector_crops_and_a_cut_tower_goes_on_exactly(make_r
     assert report.published and finished <= set(journal.glob("*/journal/*.json"))
     for name in ("", "crops", "detector"):
         found, expected = model_rows(killed, name), model_rows(undisturbed, name)
-        assert_vectors_equal(found, expected)
+        assert_same_vectors(found, expected)
         if name == "detector":
             facts = {key: (row["box"], row["crop"]) for key, row in expected.items()}
             assert {key: (row["box"], row["crop"]) for key, row in found.items()} == facts
@@ -407,9 +375,10 @@ def test_a_killed_chain_of_detector_crops_and_a_cut_tower_goes_on_exactly(make_r
     assert all(row["image_embedding"] for row in model_rows(killed, "crops").values())
 
 
-@pytest.mark.medium
-def test_each_models_guard_goes_on_from_its_own_sample(make_run, tmp_path, source, tiny_model, second, monkeypatch):
-    config = make_run(source, model=[{"uri": str(tiny_model)}, {"name": "other", "uri": second, "stages": 3}])
+def test_each_models_guard_goes_on_from_its_own_sample(
+    make_run, tmp_path, source, tiny_model, other_model, monkeypatch
+):
+    config = make_run(source, model=[{"uri": str(tiny_model)}, {"name": "other", "uri": other_model, "stages": 3}])
     embed(config)
     files = StoreFiles(config.store)
     kept = [info.path for info in files.list("") if info.path.endswith(PAIRS_FILE)]

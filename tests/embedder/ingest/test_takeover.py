@@ -12,24 +12,21 @@ from embedding_runs import embedded
 from refresh_runs import items_of, refreshed, rows_of, touch
 from rollback_runs import back, let_go, nights, repaint
 from store_states import Killed, dying, rows_at
-from tiny_models import tiny_config
 from work_on_disk import in_memory_and_on_disk  # noqa: F401 - a fixture
 
 import embedder
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.steps import decode as decode_module
 from embedder.steps.stage import TowerStage
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import PartTarget, compact
-from embedder.store.maintenance.purge.purge import purge
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.history import publications
 from embedder.store.publish.publish import finish_publication
 from embedder.store.publish.tombstones import allow_again
 from embedder.store_index.keep_index import index_choice
-from shards.fresh import init_model
-from shards.train_tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.medium
 
@@ -186,12 +183,10 @@ def test_videos_are_taken_over_with_all_their_segments_and_rejects_with_their_re
     assert refreshed(config)[0].outcome == "nothing to do"
 
 
-def test_a_new_model_that_was_rolled_back_is_taken_over_whole(make_run, source, tmp_path, without_a_model):
+def test_a_new_model_that_was_rolled_back_is_taken_over_whole(make_run, source, other_model, without_a_model):
     old = make_run(source)
     _, before = refreshed(old)
-    folder = tmp_path / "model"
-    init_model(tiny_config(), folder, seed=1, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
-    new = make_run(source, model=str(folder))
+    new = make_run(source, model=other_model)
     _, after = refreshed(new)
     back(new)
     assert rows_of(new) == before
@@ -199,17 +194,15 @@ def test_a_new_model_that_was_rolled_back_is_taken_over_whole(make_run, source, 
     without_a_model()
     report, rows = refreshed(new)
     assert (rows, report.num_taken_over) == (after, 6)
-    assert read_current(StoreFiles(new.store)).model == str(folder)
+    assert read_current(StoreFiles(new.store)).model == other_model
 
 
-def test_vectors_of_another_model_are_never_taken_over(make_run, source, tmp_path):
+def test_vectors_of_another_model_are_never_taken_over(make_run, source, other_model):
     config = make_run(source)
     nights(config, source, 1)
-    folder = tmp_path / "model"
-    init_model(tiny_config(), folder, seed=1, tokenizer_json=train_tokenizer(samples.SENTENCES, 300))
     back(config)
     let_go(config)
-    report, rows = refreshed(make_run(source, model=str(folder)))
+    report, rows = refreshed(make_run(source, model=other_model))
     assert report.num_taken_over == 0
     assert len({row["model_fingerprint"] for row in rows.values()}) == 1
     assert {row["run_id"] for row in rows.values()} == {report.run_id}

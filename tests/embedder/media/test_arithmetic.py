@@ -49,10 +49,10 @@ def test_only_very_long_images_are_cut_before_the_resize():
     crop = ResizeSpec(224, "crop", reduced_decode=True)
     assert long_cut((400, 100), crop) is None
     assert long_cut((50_000, 1), crop) == (24_998, 0, 25_002, 1)
-    assert long_cut((10, 1001), crop) == (0, 480, 10, 520)
+    assert long_cut((10, 1001), crop) == (0, 480, 10, 521)  # whole squares from both ends: the middle stays
     for exact in (ResizeSpec(224, "crop"), ResizeSpec(224, "crop", resampler="torchvision", reduced_decode=True)):
         assert long_cut((10, 640), exact) is None
-        assert long_cut((10, 641), exact) == (0, 0, 10, 640)
+        assert long_cut((10, 661), exact) == (0, 10, 10, 651)
     assert long_cut((50_000, 1), ResizeSpec(224)) is None
 
 

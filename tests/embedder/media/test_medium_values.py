@@ -1,13 +1,16 @@
 """Values of the medium's columns of files that other programs made, and of metadata that is broken on purpose."""
 
+import io
 import random
 import struct
 import time
 import zlib
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import ExifTags, Image, ImageFilter
 from samples import make_image
 
 from embedder.media.media_errors import DecodeError
@@ -136,8 +139,6 @@ def test_headers_alone_give_the_same(decoder, name):
 def test_headers_take_a_small_part_of_a_large_picture(decoder, tmp_path):
     path = tmp_path / "large.jpg"
     pixels = np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), np.uint8)
-    from PIL import Image
-
     Image.fromarray(pixels).save(path, quality=90)
     ranges = open_ranges(str(path))
     read = []
@@ -162,6 +163,25 @@ def test_headers_take_a_small_part_of_a_large_picture(decoder, tmp_path):
     assert sum(read) <= 1 << 16
 
 
+def test_an_image_of_a_png_for_viewers_without_animation_is_no_frame(decoder):
+    for num_frames in (1, 2):
+        images = [Image.new("RGB", (16, 16), colour) for colour in ("white", "red", "blue")[: num_frames + 1]]
+        content = _png(images[0], save_all=True, append_images=images[1:], default_image=True)
+        for values in (decoded(decoder, content), decoder.header(BytesRanges(content))):
+            assert (values["num_frames"], values["is_animated"]) == (num_frames, num_frames > 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "microseconds"), [(b"78", 780_000), ("٧٨".encode(), 0), ("²".encode(), 0), (b"7.8", 0)]
+)
+def test_a_fraction_of_a_second_that_is_no_number_costs_no_time(decoder, part, microseconds):
+    exif = Image.Exif()
+    times = {ExifTags.Base.DateTimeOriginal: "2023:07:04 12:34:56", ExifTags.Base.SubsecTimeOriginal: part}
+    exif[ExifTags.IFD.Exif] = times
+    taken_at = datetime.fromisoformat(decoded(decoder, _png(Image.new("RGB", (16, 16)), exif=exif))["taken_at"])
+    assert taken_at == datetime(2023, 7, 4, 12, 34, 56, microseconds)
+
+
 @pytest.mark.medium
 def test_pixels_are_the_same_with_and_without_columns(decoder):
     with SandboxedDecoder() as without:
@@ -175,8 +195,6 @@ def test_pixels_are_the_same_with_and_without_columns(decoder):
 
 
 def test_columns_of_pixels_tell_blank_blurred_and_busy_pictures_apart(decoder):
-    from PIL import Image, ImageFilter
-
     busy = make_image(3, 200, 160)
     noisy = Image.fromarray(np.random.default_rng(1).integers(0, 256, (160, 200, 3), np.uint8))
     found = {
@@ -204,11 +222,9 @@ def distance(one, other):
     return (int(one["perceptual_hash"], 16) ^ int(other["perceptual_hash"], 16)).bit_count()
 
 
-def _png(image):
-    import io
-
+def _png(image, **options):
     file = io.BytesIO()
-    image.save(file, "PNG")
+    image.save(file, "PNG", **options)
     return file.getvalue()
 
 

@@ -77,6 +77,41 @@ def test_pixels_are_those_of_transformers_own_processor(tmp_path, name):
         assert np.array_equal(pixels(image, found), np.asarray(planes).transpose(1, 2, 0)), size
 
 
+@pytest.mark.parametrize("settings", [{"size": 224}, {"do_resize": True}])
+@pytest.mark.parametrize("model_type", ["clip", "dinov2", "siglip", "vit"])
+def test_settings_that_name_no_class_are_those_of_the_models_own(tmp_path, model_type, settings):
+    from transformers import AutoImageProcessor
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    theirs = AutoImageProcessor.from_pretrained(write(tmp_path, settings))
+    named = write(tmp_path, settings | {"image_processor_type": type(theirs).__name__})
+    if (model_type, settings) == ("siglip", {"size": 224}):  # its class makes the shortest edge of a number
+        with pytest.raises(ModelError, match="the model takes 224 px"):
+            import_processor(write(tmp_path, settings), 224, 64)
+    else:
+        assert import_processor(named, 224, 64) == import_processor(write(tmp_path, settings), 224, 64)
+
+
+@pytest.mark.parametrize("size", [(71, 1), (1, 171), (651, 10), (47, 3164), (5813, 90)])
+def test_the_middle_of_a_very_long_image_is_that_of_the_libraries(tmp_path, size):
+    """Its ends are cut off before the resize, which moves no pixel: at most rounding differs."""
+    from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
+    from transformers import CLIPImageProcessor
+
+    theirs = CLIPImageProcessor()
+    theirs.save_pretrained(tmp_path)
+    theirs.do_rescale = theirs.do_normalize = False
+    found = import_processor(tmp_path, 224, 64)
+    skip_without(found.interpolation)
+    image = Image.fromarray(noise(np.random.default_rng(7), size))
+    (planes,) = theirs(image)["pixel_values"]
+    own = np.asarray(planes).transpose(1, 2, 0)
+    pillows = np.asarray(Compose([Resize(224, InterpolationMode.BICUBIC), CenterCrop(224)])(image))
+    for resampler, expected in (("torchvision", own), ("pillow", pillows)):
+        made = pixels(image, found.model_copy(update={"resampler": resampler}))
+        assert np.abs(made.astype(int) - expected).max() <= 3, resampler
+
+
 def test_a_dinov3s_own_processor_differs_by_less_than_one_level(tmp_path):
     """It resizes floats; ours are rounded to 8 bits, so that images of the model's size alone are equal."""
     from transformers import DINOv3ViTImageProcessor
@@ -142,6 +177,10 @@ def test_pixels_are_those_of_timms_own_transforms(crop_mode, crop_pct, interpola
     ("settings", "message"),
     [
         ({"image_processor_type": "ConvNextImageProcessor"}, "a ConvNext.* prepares images in a way of its own"),
+        (
+            {"image_processor_type": "OwnImageProcessor", "size": 224},
+            "transformers has no OwnImageProcessor, so what it",
+        ),
         ({"size": {"shortest_edge": 200}, "crop_size": SQUARE, "do_center_crop": True}, "the model takes 224 px"),
         ({"size": {"shortest_edge": 256}, "crop_size": 240, "do_center_crop": True}, "the model takes 224 px"),
         ({"size": {"shortest_edge": 256}, "crop_size": {"height": 9, "width": 8}, "do_center_crop": True}, "= {'short"),

@@ -226,6 +226,17 @@ def test_times_count_from_the_first_frame(decoder, make_video):
     assert [(s.start_s, s.end_s, frame_numbers(s)) for s in segments] == [(0, 1, [2, 7]), (1, 2, [12, 17])]
 
 
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [("mkv", "libx264"), ("webm", "libvpx-vp9"), ("asf", "wmv2"), ("mp4", "libx264"), ("ts", "libx264")],
+)
+def test_frames_are_spread_from_a_late_first_one_to_the_end(decoder, make_video, kind, codec):
+    form = {"ts": "mpegts"}.get(kind, kind)
+    path = make_video(greys(60, 4), codec=codec, kind=form, name=f"late.{kind}", pts=range(50, 110))
+    (segment,) = segments_of(decoder, path, segment_s=20.0)
+    assert (segment.start_s, segment.end_s, frame_numbers(segment, 4)) == (0, 6, [7, 22, 37, 52])
+
+
 def test_a_slide_show_has_only_segments_in_which_a_slide_begins(decoder, make_video):
     path = make_video(greys(3, 80), kind="mkv", codec="ffv1", pix_fmt="bgr0", pts=[0, 5, 100])
     segments = segments_of(decoder, path, segment_s=1.0, frames_per_segment=2)

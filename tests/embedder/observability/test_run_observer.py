@@ -1,11 +1,13 @@
 """What operators get: a log, one line a run, metrics, and a call when it fails; and that no secret is in any of it."""
 
 import json
+import os
 import signal
 import sys
 import threading
 import time
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import samples
 import store_samples
 from prometheus_client.parser import text_string_to_metric_families
 
+from embedder import installation
 from embedder.compat.operator_stats import OperatorState
 from embedder.config import load_config
 from embedder.config_toml.run_sections import OnFailure
@@ -23,6 +26,7 @@ from embedder.executors.bottleneck import OperatorView
 from embedder.executors.interrupts import SignalInterrupt
 from embedder.executors.progress import show_operators
 from embedder.ingest.embed import embed
+from embedder.observability import run_observer
 from embedder.observability.metrics import metrics_text, write_metrics
 from embedder.observability.notify import call_webhook, run_command
 from embedder.observability.run_observer import observe_run
@@ -121,9 +125,33 @@ def test_a_failure_before_there_is_a_store_is_told_all_the_same(make_run, tmp_pa
     assert not Path(config.store).exists()
 
 
-def test_progress_is_logged_now_and_then(make_run, tmp_path):
+def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):
+    config = load_config(overrides={"runs_file": str(tmp_path / "runs.jsonl"), "log_file": str(tmp_path / "log.txt")})
+    with observe_run(config.observing, "embed") as observer:
+        earlier_s = observer.started_s - 3600
+        monkeypatch.setattr(time, "time", lambda: earlier_s)
+        monkeypatch.setattr(run_observer, "utc_now", lambda: datetime.fromtimestamp(earlier_s, UTC))
+        assert 0 <= observer.elapsed_s < 60
+    (line,) = lines_of(config.runs_file)
+    assert 0 <= line["wall_s"] < 60
+    assert line["ended_at"] < line["started_at"], "as the clock says"
+    assert "(-" not in (tmp_path / "log.txt").read_text()
+
+
+def test_a_tracker_whose_package_is_missing_is_told_as_any_other_mistake(tmp_path, monkeypatch):
+    monkeypatch.setattr(installation, "missing", lambda extra: ("mlflow",))
+    keys = {"runs_file": str(tmp_path / "runs.jsonl"), "on_failure": {"command": ["touch", str(tmp_path / "called")]}}
+    config = load_config(overrides=keys | {"tracker": {"kind": "mlflow", "uri": "http://127.0.0.1:9"}})
+    with pytest.raises(installation.InstallationError), observe_run(config.observing, "refresh"):
+        pass
+    assert [line["exit_code"] for line in lines_of(tmp_path / "runs.jsonl")] == [2]
+    assert (tmp_path / "called").exists()
+
+
+def test_progress_is_logged_now_and_then(make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_observer, "PROGRESS_S", 0.5)
     config = make_run(tmp_path, log_file=str(tmp_path / "log"))
-    with observe_run(config.observing, "embed") as observer, observer.progress(1000, log_every_s=0.5) as on_progress:
+    with observe_run(config.observing, "embed") as observer, observer.progress(1000) as on_progress:
         on_progress(100)
         time.sleep(0.6)
         on_progress(200)
@@ -133,7 +161,8 @@ def test_progress_is_logged_now_and_then(make_run, tmp_path):
 
 
 @pytest.mark.medium
-def test_operators_go_to_a_display_that_shows_them_and_to_the_log_now_and_then(make_run, tmp_path):
+def test_operators_go_to_a_display_that_shows_them_and_to_the_log_now_and_then(make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_observer, "PROGRESS_S", 0.5)
     views = []
 
     class Display:
@@ -148,7 +177,7 @@ def test_operators_go_to_a_display_that_shows_them_and_to_the_log_now_and_then(m
         config = make_run(tmp_path, log_file=str(tmp_path / name))
         with (
             observe_run(config.observing, "embed", lambda num_items, shown=display: nullcontext(shown)) as observer,
-            observer.progress(1000, log_every_s=0.5) as on_progress,
+            observer.progress(1000) as on_progress,
         ):
             show_operators(on_progress, view)
             time.sleep(0.6)
@@ -181,6 +210,17 @@ def test_what_cannot_be_written_is_said_and_fails_nothing(make_run, tmp_path, sa
     embed(make_run(samples.folder(tmp_path / "in"), **nowhere))
     for what in ("metrics_file /dev/null/m.prom can't be written", "the line of this run can't", "the log can't be"):
         assert any(what in line for line in said)
+
+
+def test_of_a_line_for_which_the_disk_has_no_room_no_part_is_left(tmp_path, monkeypatch, said):
+    config = load_config(overrides={"runs_file": str(tmp_path / "runs.jsonl")})
+    fail(config, RunFailedError("first"))
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda handle, line, write=os.write: write(handle, line[:100]))
+        fail(config, RunFailedError("second"))
+    fail(config, RunFailedError("third"))
+    assert [line["message"] for line in lines_of(tmp_path / "runs.jsonl")] == ["first", "third"]
+    assert any("the line of this run can't be written (No space left on device)" in line for line in said)
 
 
 def test_the_metrics_of_any_store_name_are_well_formed():
@@ -401,16 +441,19 @@ SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCY"
         f"aws_secret_access_key={SECRET} in the file".replace("aws", " aws"),
     ],
 )
-def test_secrets_are_masked_wherever_they_stand(text):
-    masked = mask(text, {"AWS_SECRET_ACCESS_KEY": SECRET})
+def test_secrets_are_masked_wherever_they_stand(text, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    masked = mask(text)
     assert SECRET not in masked and "***" in masked
 
 
 @pytest.mark.parametrize(
     "text", ["/data/key=value/a.jpg", "a@b.c wrote", "https://host/a?width=3&height=4", "1 of 5 items: token ids", ""]
 )
-def test_what_is_no_secret_stays(text):
-    assert mask(text, {"RAY_AUTH_TOKEN_PATH": "/data", "API_KEY": "of", "HOME": "/data"}) == text
+def test_what_is_no_secret_stays(text, monkeypatch):
+    for name, value in {"RAY_AUTH_TOKEN_PATH": "/data", "API_KEY": "of", "HOME": "/data"}.items():
+        monkeypatch.setenv(name, value)
+    assert mask(text) == text
 
 
 def test_secrets_of_the_environment_reach_no_file_of_a_run(make_run, tmp_path, monkeypatch):

@@ -76,6 +76,7 @@ def test_without_seconds_operations_over_the_fastest_gpus_rate_count(stage):
         ("NVIDIA H100 80GB", "H100"),
         ("H100:80GB", "H100"),
         ("NVIDIA L4", "L4"),
+        ("NVIDIA A10G", "A10"),
         ("B9000", "A100"),
     ],
 )

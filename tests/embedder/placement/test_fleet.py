@@ -133,3 +133,13 @@ def test_a_cluster_that_may_grow_is_not_refused_for_what_it_lacks_yet():
     (stage,) = allocate(config.compute, grown).stages
     assert (stage.min_replicas, stage.max_replicas) == (1, 3)
     assert not share_of(Available(2), ClusterConfig(max_cpus=4), is_cluster=False).can_grow
+
+
+def test_gpus_that_are_yet_to_come_cost_no_warning_and_those_that_are_there_say_the_type(caplog):
+    to_come = share_of(Available(2, 0, (Node("a", 2),)), ClusterConfig(max_cpus=16, max_gpus=4), is_cluster=True)
+    config, plan, allocation = planned_for(to_come)
+    assert plan == plan_shards(MODEL.config, config.num_stages)
+    assert caplog.messages == []
+    assert all(stage.num_gpus > 0 for stage in allocation.stages)
+    begun = share_of(Available(8, 1, (gpu_node(8, 1, "L4"),)), ClusterConfig(max_gpus=4), is_cluster=True)
+    assert {stage.device for stage in planned_for(begun)[1].stages} == {"L4"}

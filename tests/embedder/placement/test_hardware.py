@@ -70,11 +70,27 @@ def test_a_containers_limit_bounds_the_memory(groups, monkeypatch, own, files, l
     assert hardware.memory_bytes() == limit << 30
 
 
-@pytest.mark.parametrize(("visible", "counted"), [("-1", 0), ("0,-1,1", 1), ("0,1", 2), ("", 0), ("0,1,2,3,4", 4)])
-def test_gpus_after_a_negative_number_are_not_visible(monkeypatch, visible, counted):
-    monkeypatch.setattr(hardware, "_driver", lambda: (object(), 4))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert hardware.num_gpus() == counted
+class Counter:
+    """NVIDIA's management library, where there are four GPUs."""
+
+    def nvmlInit_v2(self):  # its own names
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, number):
+        number._obj.value = 4
+        return 0
+
+
+VISIBLE = {None: 4, "": 0, "-1": 0, "NoDevFiles": 0, "1": 1, "0,-1,1": 1, "0,1": 2, "0,2": 2, "0,1,2,3,4": 4}
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+def test_gpus_are_counted_as_ray_and_cuda_count_them(monkeypatch, visible):
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: Counter())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert hardware.num_gpus() == VISIBLE[visible]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Requests that would hang forever are refused; defaults always fit; heavier stages have the higher priority."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gpu_simulation import MODELS
@@ -10,7 +12,8 @@ from embedder.config import load_config
 from embedder.errors import ConfigError
 from embedder.executors.job import ray_store_bytes
 from embedder.models.model_folder import Model
-from embedder.placement import hardware
+from embedder.placement import hardware, resources
+from embedder.placement.allocation import pin_replicas, place_replicas
 from embedder.placement.device_settings import GPU_SETTINGS
 from embedder.placement.fleet import Available
 from embedder.placement.placement import Node
@@ -20,8 +23,10 @@ from embedder.placement.resources import (
     beside_models,
     describe_devices,
     describe_limits,
+    model_resources,
     niceness_by_work,
     object_store_bytes,
+    request_resources,
 )
 from embedder.servables.packing import ActorGroup
 from shards.plan import PlannedStage, ShardSpec, plan_shards
@@ -52,6 +57,58 @@ def test_parts_of_gpus_that_no_device_has_room_for_are_refused_to_further_models
         beside_models(Available(8, num_gpus=2), parts)
     assert beside_models(Available(8, num_gpus=4), parts).num_gpus == 1
     assert beside_models(Available(8, num_gpus=4), [ActorGroup((), 1, 1.0, 0.5, 3)]).num_gpus == 2
+
+
+def test_gpus_of_further_models_are_found_on_the_nodes_beside_those_of_the_stages():
+    """A model on each of two nodes leaves no node with two GPUs, though two are left in sum."""
+    nodes = (Node("a", 8, 2, "L4", node_id="id a"), Node("b", 8, 2, "L4", node_id="id b"))
+    available, whole = Available(16, 4, nodes), [{"num_gpus": 2, "replicas": {"min": 1, "max": 1}}]
+    config = load_config(overrides={"num_stages": 1, "stage": whole})
+    small = [ActorGroup((), 1, 1.0, 1.0, 2)]
+    left = beside_models(available, small)
+    allocation = allocate(config.compute, left, models=model_resources(available, small))
+    found = place_replicas(allocation, left.nodes)
+    pinned = pin_replicas(config.stage, allocation, nodes, found)
+    (of_stage,), of_models = pinned.stages[0].node_ids, pinned.models[0].node_ids
+    assert len(of_models) == 2 and set(of_models) == {"id a", "id b"} - {of_stage}
+    large = [ActorGroup((SimpleNamespace(name="tags"),), 1, 1.0, 2.0, 1)]
+    narrow = replace(available, nodes=(nodes[0], *(Node(name, 8, 1, "L4") for name in "bc")))
+    with pytest.raises(
+        ConfigError, match=r"\[\[model\]\] tags .* no node has room for replica 1 of 1 beside the others"
+    ):
+        allocate(config.compute, beside_models(narrow, large), models=model_resources(narrow, large))
+
+
+def test_cpus_of_further_models_on_gpus_are_found_on_the_nodes_of_their_gpus():
+    """Of 64 CPUs the node with the GPUs has 4, on which a model of 4 CPUs leaves none to a stage."""
+    nodes = (Node("cpu", 60, node_id="id cpu"), Node("gpu", 4, 2, "L4", node_id="id gpu"))
+    available = Available(64, 2, nodes)
+    for stage, num_cpus, fits in (
+        ({"num_cpus": 1, "num_gpus": 1}, 4.0, False),
+        ({"num_cpus": 1, "num_gpus": 1}, 3.0, True),
+        ({"device": "cpu"}, 4.0, True),
+    ):
+        compute = load_config(overrides={"num_stages": 1, "stage": [stage]}).compute
+        actors = [ActorGroup((SimpleNamespace(name="tags"),), 1, num_cpus, 1.0, 1)]
+        left, models = beside_models(available, actors), model_resources(available, actors)
+        if not fits:
+            with pytest.raises(
+                ConfigError, match=r"\[\[model\]\] tags .* no node has room .* num_cpus = 2 can be placed"
+            ):
+                allocate(compute, left, models=models)
+            continue
+        allocation = allocate(compute, left, models=models)
+        *of_stages, of_model = place_replicas(allocation, left.nodes)
+        on_gpu = num_cpus + sum(allocation.stages[0].num_cpus for number in of_stages[0] if number == 1)
+        assert of_model == (1,) and on_gpu <= 4
+
+
+@pytest.mark.parametrize("num_cpus", [1, 2, 4])
+def test_the_defaults_fit_a_small_machine_with_a_further_model_on_its_gpu(num_cpus):
+    there, actors = Available(num_cpus, 2, (Node("a", num_cpus, 2),)), [ActorGroup((), 1, 1.0, 1.0, 1)]
+    left = beside_models(there, actors)
+    allocation = allocate(load_config().compute, left, models=model_resources(there, actors))
+    assert allocation.min_cpus <= left.num_cpus < num_cpus
 
 
 def test_a_burst_of_parts_does_not_start_a_crowd_of_writers():
@@ -96,6 +153,38 @@ def test_a_stage_grows_no_further_than_the_machine_allows():
     assert limits.startswith("the CPUs and GPUs let stage 0 to 5 replicas instead of 8 grow")
     assert [stage.max_replicas for stage in server.stages] == [8, 3, 3]
     assert describe_limits(config.stage, server) is None
+
+
+@pytest.mark.parametrize("most", [7, 40, 10**6, 2**62])
+@pytest.mark.parametrize(
+    ("stages", "available"),
+    [
+        ([{}, {"num_cpus": 0.25}, {"num_cpus": 0.5}], Available(8)),
+        ([{"num_gpus": 0.5, "num_cpus": 0.1}, {"num_gpus": 0.3, "num_cpus": 0.2}], Available(16, 3)),
+        ([{"num_gpus": 1, "num_cpus": 1}, {"num_cpus": 1}], Available(8, 3, (Node("a", 4, 1), Node("b", 4, 2)))),
+    ],
+)
+def test_stages_grow_as_far_as_if_they_gave_up_one_by_one_and_a_huge_limit_takes_no_time(stages, available, most):
+    stages = [stage | {"replicas": {"min": 1, "max": most - number}} for number, stage in enumerate(stages)]
+    config = load_config(overrides={"stage": stages, "num_stages": len(stages)})
+    began_s = time.monotonic()
+    found = allocate(config.compute, available)
+    assert time.monotonic() - began_s < 5
+    if most < 10**6:
+        asked = request_resources(config.compute, available)
+        assert found == one_by_one(asked, available)
+    assert sum(stage.max_replicas * stage.num_cpus for stage in found.stages) + found.decode_cpus <= available.num_cpus
+
+
+def one_by_one(allocation, available):
+    """The largest stage gives up a replica at a time."""
+    stages = list(allocation.stages)
+    while lacking := resources._lacking(replace(allocation, stages=tuple(stages)), available):
+        may = [index for index, stage in enumerate(stages) if stage.max_replicas > stage.min_replicas]
+        may = [index for index in may if lacking == "node" or getattr(stages[index], lacking) > 0]
+        index = max(may, key=lambda index: stages[index].max_replicas)
+        stages[index] = replace(stages[index], max_replicas=stages[index].max_replicas - 1)
+    return replace(allocation, stages=tuple(stages))
 
 
 def test_gpus_limit_growth_too_and_stages_on_cpus_keep_their_replicas():

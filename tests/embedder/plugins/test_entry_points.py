@@ -13,9 +13,10 @@ import pytest
 import samples
 
 import embedder
-from embedder import entry_points
+from embedder import entry_points, servables
 from embedder.entry_points import GROUPS, OWN_FILE, TARGETS, TRACKERS, find_plugins, load_plugin
 from embedder.errors import ConfigError
+from embedder.servables.servable_errors import ServableError
 
 ROOT = Path(embedder.__file__).parents[1]
 PAGE = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
@@ -79,15 +80,26 @@ def test_a_command_that_breaks_costs_a_warning_and_no_other_command(tmp_path):
     assert "serve" in done.stderr and "has the name already" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["raise RuntimeError('out of order')", "import no_such_package", "1 +", "exit(7)"])
-def test_a_tracker_that_cannot_be_imported_is_told_in_a_line(tmp_path, monkeypatch, text):
-    (tmp_path / "broken_tracker.py").write_text(text)
+@pytest.fixture(params=["raise RuntimeError('out of order')", "import no_such_package", "1 +", "exit(7)"])
+def broken(request, tmp_path, monkeypatch):
+    """The one plug-in of a group, by name; its module can't be imported."""
+    (tmp_path / "broken.py").write_text(request.param)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "broken_tracker", raising=False)
-    point = EntryPoint("broken", "broken_tracker:Tracker", TRACKERS)
-    monkeypatch.setattr(entry_points, "find_plugins", lambda group: {"broken": point})
-    with pytest.raises(ConfigError, match=r"^here: broken \(broken_tracker:Tracker\) can't be loaded: .+; reinstall"):
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    return lambda group: {"broken": EntryPoint("broken", "broken:Found", group)}
+
+
+def test_a_tracker_that_cannot_be_imported_is_told_in_a_line(broken, monkeypatch):
+    monkeypatch.setattr(entry_points, "find_plugins", broken)
+    with pytest.raises(ConfigError, match=r"^here: broken \(broken:Found\) can't be loaded: .+; reinstall"):
         load_plugin(TRACKERS, "broken", "here")
+
+
+def test_a_kind_of_model_that_cannot_be_imported_is_told_in_a_line(broken, monkeypatch):
+    monkeypatch.setattr(servables, "find_plugins", broken)
+    found = r"^servable tags: kind = 'broken' \(broken:Found\) can't be loaded: .+; reinstall its package$"
+    with pytest.raises(ServableError, match=found):
+        servables.make_servable({"name": "tags", "kind": "broken", "uri": "m"})
 
 
 @pytest.mark.medium

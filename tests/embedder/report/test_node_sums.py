@@ -2,10 +2,10 @@
 
 import pytest
 
+from embedder.batch_schema import Measurement
 from embedder.compat.operator_stats import OperatorState, Replica, Sample
 from embedder.placement.placement import Node
 from embedder.report.node_sums import all_devices, cost_per_million, held_devices, node_reports
-from embedder.store.journal.step_metrics import Measurement
 
 HEAD = Node("head 10.0.0.1", num_cpus=4, node_id="a")
 WORKER = Node("worker 10.0.0.2", num_cpus=8, num_gpus=2, device_type="L4", node_id="b")

@@ -8,6 +8,7 @@ import pytest
 import samples
 from embedding_runs import begun
 
+from embedder.batch_schema import Measurement
 from embedder.cli.render_report import (
     blame_lines,
     clip_lines,
@@ -22,11 +23,9 @@ from embedder.executors.job import make_plan, plan_job
 from embedder.models.model_folder import open_model
 from embedder.placement.fleet import Available
 from embedder.placement.placement import Node
-from embedder.report.plan_review import review_run
-from embedder.report.prediction import Host, StageShape, predict, problem_of
+from embedder.report.plan_review import Host, StageShape, predict, problem_of, review_run
 from embedder.report.report_schema import Expected, PlaceReport, Report, Review, StepReport
 from embedder.report.step_sums import join_measurements, step_reports
-from embedder.store.journal.step_metrics import Measurement
 from shards.plan import ShardPlan, plan_specs
 from shards.planning.planning_costs import ENGINE_CALL_S, CallSizes, DataMix, HostCosts, ModelCosts, TowerSeconds
 from shards.ranges import LayerRange

@@ -7,10 +7,10 @@ import pytest
 from gpu_simulation import MODELS
 from published_models import PUBLISHED
 
+from embedder.batch_schema import Measurement
 from embedder.cli.render_report import product_line
 from embedder.report.product_share import item_flops, product_shares, slowest_speed
 from embedder.report.step_sums import split_loads, step_reports
-from embedder.store.journal.step_metrics import Measurement
 from shards.planning.devices import DEVICES
 from shards.planning.planning_costs import DataMix, DeviceSpeed, estimate_costs
 from shards.ranges import LayerRange

@@ -2,6 +2,7 @@
 
 import pytest
 
+from embedder.batch_schema import Measurement
 from embedder.executors.monitor import CpuUse
 from embedder.report.step_sums import (
     cores_beside_steps,
@@ -12,7 +13,6 @@ from embedder.report.step_sums import (
     step_reports,
     timeline,
 )
-from embedder.store.journal.step_metrics import Measurement
 
 
 def call(step, pid, started_s, wall_s):

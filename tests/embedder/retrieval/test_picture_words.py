@@ -6,13 +6,13 @@ from model_stores import add_model, label_row
 from search_stores import QUERY, ids, picture, searchable
 
 from embedder.config_toml.sections import IndexConfig
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.store_check.check import check_store
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.store_api import keep_row_files, open_store
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.tables.models import model_files
-from embedder.store_check.check import check_store
 from embedder.store_index.keep_index import ensure_index, index_choice
 from embedder.store_index.keep_words import has_words, open_words
 

@@ -1,6 +1,7 @@
 """The Python client of a query service: each search method answers as a store in process does, mistakes included."""
 
 import csv
+import math
 import pickle
 import threading
 from dataclasses import asdict
@@ -17,7 +18,10 @@ from embedder.config import load_config
 from embedder.errors import ArgumentTypeError, ConfigError, StoreError
 from embedder.ingest.embed import embed
 from embedder.retrieval import http_client
-from embedder.retrieval.remote_store import _requests
+from embedder.retrieval.hit import describe
+from embedder.retrieval.http_client import HttpClient
+from embedder.retrieval.remote_hits import read_hits
+from embedder.retrieval.remote_store import RemoteStore, _requests
 from index.index_errors import RetrievalError
 
 TOKEN = "a token of more than sixteen characters".replace(" ", "-")
@@ -352,3 +356,33 @@ def test_items_rejects_and_duplicates_are_listed_as_in_the_store(remote, local):
     groups = remote.duplicates(fold=0.5)
     assert groups == sorted(groups, key=len, reverse=True)
     assert all(len(hits) > 1 for hits in groups) and groups
+
+
+def test_what_was_listed_without_a_search_is_shown_without_a_score():
+    links = {"item": "/items/a.png", "image": "/items/a.png/image?size=320", "clip": None}
+    nothing = dict.fromkeys(("score", "uri", "start_s", "end_s"))
+    found = {"item_id": "a.png", "segment": 0, "modality": "image", "caption": "a car", "carryover": {}} | nothing
+    found |= {"segments": [], "duplicates": [], "links": links}
+    hits = read_hits(HttpClient("http://127.0.0.1:1", None, 1.0), {"hits": [found]}, "a version")
+    assert math.isnan(hits[0].score)
+    assert str(hits[0]) == "image  a.png  a car"
+    assert describe(hits[0]) == ["a car", "a.png"], "of contact sheets and notebooks"
+    assert hits.to_arrow()["score"].to_pylist() == [None]
+
+
+class PublishingService:
+    """Client of a service that gives two rejects at a time, and publishes anew after each answer."""
+
+    num_answers = 0
+
+    def get(self, path, start, version):
+        assert path == "/rejects"
+        served = version or f"run{self.num_answers}"
+        self.num_answers += 1
+        ids = {"run0": "abc", "run1": "bcd"}[served]
+        return {"version": f"{served}/exact", "num_rejects": 3, "rejects": [*ids[start : start + 2]]}
+
+
+def test_all_rejects_are_of_one_publication_though_another_follows_meanwhile():
+    assert RemoteStore(PublishingService()).rejects() == [*"abc"]
+    assert RemoteStore(PublishingService(), version="run1").rejects() == [*"bcd"]

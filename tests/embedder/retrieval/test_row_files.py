@@ -16,15 +16,15 @@ from store_states import build_store_index
 
 import embedder
 from embedder.config_toml.sections import IndexConfig
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.retrieval.row_files import NAMES, NUMBERS_NAME, ROWS_NAME, DamagedCopyError, check_files
 from embedder.retrieval.snapshot import FileCheck, Snapshot
 from embedder.retrieval.store_api import keep_row_files, open_store
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import read_current
 from embedder.store.lock import write_lock
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.interim import UnpublishedWork
 from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import InterimWork, PublishIntent, publish, publish_interim

@@ -10,9 +10,9 @@ from embedder.errors import StoreError
 from embedder.ingest.embed import embed
 from embedder.models.model_folder import open_model
 from embedder.plugins.evaluate.evaluate import evaluate
+from embedder.plugins.maintain.purge.purge import purge
 from embedder.retrieval.store_api import open_store
 from embedder.store.lock import write_lock
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store_index.keep_index import index_choice
 
 TEXT = "a red car"

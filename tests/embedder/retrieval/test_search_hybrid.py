@@ -1,6 +1,7 @@
 """Vectors and caption words together, and the words' index that is kept on this machine."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -174,18 +175,15 @@ def test_nothing_can_be_kept_and_search_goes_on(cached, monkeypatch, tmp_path):
 
 
 def test_several_build_at_once(cached):
-    start, found = threading.Barrier(4), []
+    start = threading.Barrier(4)
 
-    def ask():
+    def ask(_):
         fresh = open_store(cached.files.address)
         start.wait()
-        found.append(ids(hybrid(fresh, "sea boat")))
+        return ids(hybrid(fresh, "sea boat"))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(ask, range(4)))
     assert found == [ids(hybrid(cached, "sea boat"))] * 4
     assert len(kept()) == 1
     assert [path for path in cache_folder(COPIES_FOLDER).iterdir() if path.name.startswith(".")] == []

@@ -5,7 +5,7 @@ import pytest
 from model_stores import LABELS, add_model, code_section, label_row, vector_row
 from search_stores import QUERY, ids, picture, searchable, towards, video
 
-from embedder.errors import ConfigError, StoreError
+from embedder.errors import ArgumentTypeError, ConfigError, StoreError
 from embedder.retrieval.store_api import open_store
 from embedder.retrieval.store_follower import follow_store
 from embedder.storage import spill_file
@@ -120,6 +120,15 @@ def test_to_arrow_joins_the_models_by_item_and_segment(address):
     assert {"image_embedding", "clip.image_embedding", "clip.text_embedding", "labels.kinds"} <= {*whole.column_names}
     assert "labels.image_embedding" not in whole.column_names, "it has no vectors"
     assert open_store(address).to_arrow(["labels.top"]).column_names == ["labels.top"]
+
+
+@pytest.mark.parametrize("model", [None, "clip"])
+def test_to_arrow_refuses_a_column_that_no_model_has_and_a_name_in_the_place_of_a_list(address, model):
+    store = open_store(address, model=model)
+    with pytest.raises(ConfigError, match=r"^to_arrow: there is no column 'pric'; columns are item_id, .*labels\.top"):
+        store.to_arrow(["item_id", "pric"])
+    with pytest.raises(ArgumentTypeError, match=r"^to_arrow: columns: found str; give a list of names"):
+        store.to_arrow("price")
 
 
 def test_to_arrow_of_a_further_model_has_its_rows_and_the_main_models_columns_beside_them(address):

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from search_stores import QUERY, ids, picture, searchable, towards, video
 from store_samples import reject
 
 from embedder.compat.locked_property import locked_cached_property
-from embedder.errors import ConfigError
+from embedder.errors import ArgumentTypeError, ConfigError
 from embedder.retrieval.ranking import Ranking, best_segments, fold
 from index.index_errors import RetrievalError
 
@@ -165,6 +166,18 @@ def test_a_store_without_pictures_says_so(tmp_path):
     assert (nothing, nothing.note) == ([], "the store holds no image or video")
 
 
+def test_to_arrow_refuses_what_is_no_column_and_no_list(tmp_path):
+    store = searchable(tmp_path / "s", picture("a.png", 0), price=[1.5])
+    assert store.to_arrow(("price", "item_id")).to_pylist() == [{"price": 1.5, "item_id": "a.png"}]
+    empty = searchable(tmp_path / "empty", index=False).to_arrow(["item_id", "caption"])
+    assert (empty.num_rows, empty.column_names) == (0, ["item_id", "caption"])
+    with pytest.raises(ConfigError, match=r"^to_arrow: there is no column 'Price'; columns are item_id, .*, price$"):
+        store.to_arrow(["item_id", "Price"])
+    for columns in ("price", 3):
+        with pytest.raises(ArgumentTypeError, match=r"^to_arrow: columns: found (str|int); give a list of names"):
+            store.to_arrow(columns)
+
+
 def test_carried_columns_come_with_each_hit(tmp_path):
     rows = [picture(f"{number}.png", 10 * number) for number in range(4)]
     store = searchable(tmp_path / "s", *rows, price=[1.5, None, 3.5, 4.5], old_embedding=[0, 1, 2, 3])
@@ -191,35 +204,22 @@ def test_many_threads_make_a_thing_once():
             made.append(self)
             return object()
 
-    owner, seen = Owner(), []
-
-    def ask():
-        start.wait()
-        seen.append(owner.thing)
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    owner = Owner()
+    with ThreadPoolExecutor(8) as pool:
+        seen = list(pool.map(lambda _: (start.wait(), owner.thing)[1], range(8)))
     assert made == [owner]
     assert len(set(map(id, seen))) == 1
     assert Owner().thing is not owner.thing
 
 
 def test_many_threads_search_a_fresh_store(tmp_path):
-    store = searchable(
-        tmp_path / "s", *(picture(f"{number}.png", number) for number in range(20)), price=list(range(20))
-    )
-    start, found = threading.Barrier(6), []
+    pictures = [picture(f"{number}.png", number) for number in range(20)]
+    store = searchable(tmp_path / "s", *pictures, price=list(range(20)))
+    start = threading.Barrier(6)
 
     def ask(number):
         start.wait()
-        found.append((number, ids(store.search(towards(number), k=1, where=f"price >= {number}"))))
+        return ids(store.search(towards(number), k=1, where=f"price >= {number}"))
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(found) == [(number, [f"{number}.png"]) for number in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, range(6))) == [[f"{number}.png"] for number in range(6)]

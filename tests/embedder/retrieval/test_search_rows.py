@@ -9,7 +9,6 @@ from embedder.retrieval.flat_index import ExactIndex, largest
 from embedder.retrieval.model_columns import match_keys
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.ranking import ItemRows
-from embedder.retrieval.row_metadata import RowMetadata
 from embedder.store.tables.tables import RecordTable
 from index.index_errors import RetrievalError
 
@@ -45,7 +44,7 @@ def test_keys_in_many_chunks_find_their_rows():
 
 def test_a_removed_row_needs_no_description_and_a_live_one_does(tmp_path):
     store = searchable(tmp_path / "s", picture("a", 0), picture("b", 10), index=False)
-    metadata = RowMetadata(RecordTable(store.files, "embeddings"))
+    metadata = store.searcher.snapshot.metadata
     found = metadata.rows_of(keys(("b", 0), ("gone", 0), ("a", 0)), np.array([True, False, True]))
     assert [metadata.rows["item_id"][row].as_py() for row in found[[0, 2]]] == ["b", "a"]
     assert found[1] == -1

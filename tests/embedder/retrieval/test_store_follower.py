@@ -7,20 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import samples
+from model_runs import other_towers
 from refresh_runs import refreshed
 from store_samples import row
 from store_states import build_store_index, new_store, publish_refresh
-from tiny_models import tiny_config
 
 import embedder
 from embedder.errors import StoreError
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.retrieval.store_follower import MAX_DOUBLINGS
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, read_current
-from embedder.store.maintenance.vacuum import vacuum
 from index.index_errors import RetrievalError
-from shards.fresh import init_model
-from shards.train_tokenizer import train_tokenizer
 
 QUERY = np.array([1.0, 0.0], np.float32)
 NEVER_S = 3600.0
@@ -202,8 +200,7 @@ def test_texts_are_encoded_by_the_model_of_the_publication_that_answers(make_run
     source = samples.folder(tmp_path / "in")
     config = make_run(source)
     refreshed(config)
-    words = train_tokenizer(samples.SENTENCES, 300)
-    newer = init_model(tiny_config(), tmp_path / "newer", seed=1, tokenizer_json=words)
+    newer = Path(other_towers(tmp_path / "newer"))
     with embedder.follow_store(config.store, every_s=NEVER_S) as store:
         answers = [scored(store.search("a red car", k=3))]
         encoder = store.encoder

@@ -34,6 +34,12 @@ def test_right_outputs_are_returned_as_declared():
     assert found.columns["label"].type == pa.string()
 
 
+def test_tensors_of_arrow_are_the_vectors_that_they_hold():
+    found = check({"vector": pa.FixedShapeTensorArray.from_numpy_ndarray(np.eye(2, 3, dtype=np.float32))}, VECTOR)
+    assert found.problems == [None, None]
+    assert found.columns["vector"].to_pylist() == [[1, 0, 0], [0, 1, 0]]
+
+
 def test_empty_lists_without_a_type_are_of_the_declared_one():
     found = check({"boxes": pa.array([[], []])}, BOXES)
     assert found.columns["boxes"].to_pylist() == [[], []]

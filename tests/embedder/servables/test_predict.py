@@ -1,6 +1,7 @@
 """Servables on any Ray dataset: one read and one decode, then what separate runs give, row by row."""
 
 import re
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +12,12 @@ import embedder
 from embedder.errors import ConfigError, EmbedderError, RunFailedError
 from embedder.executors.ray_session import ray_session
 from embedder.media.sandbox import SandboxedDecoder
+from embedder.media.sniff import HEAD_BYTES
 from embedder.servables import make_servable
 from embedder.servables.packing import pack_servables, reserved_cpus
+from embedder.servables.predict import encoded_image
 from embedder.servables.servable_errors import ServableError
+from embedder.sources.fetch import Fetcher, FetchError
 
 SOURCE = '''
 import os
@@ -149,6 +153,29 @@ def test_each_image_is_decoded_once_for_each_size(sections, monkeypatch):
     other = {"image": {"make": "pixels", "preprocess": {"image_size": 16}}}
     run_servables(table, sections["tower"], sections["colour"] | {"inputs": other})
     assert sorted(decoded) == [16] * 5 + [32] * 5
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [(b"\x89PNG\r\n\x1a\n", "TooLarge"), (b"\0\0\0\x18ftypisom\0\0\0\0isommp42", HEAD_BYTES)],
+    ids=["image", "video"],
+)
+def test_a_file_of_any_size_takes_no_more_memory_than_an_image_may_have(tmp_path, head, found):
+    path, most = tmp_path / "large", 1 << 20
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(32 * most)  # sparse
+    with Fetcher() as fetcher:
+        tracemalloc.start()
+        try:
+            told = len(encoded_image(fetcher, str(path), most))
+        except FetchError as error:
+            told = error.error_type
+            assert f"image of {32 * most:,} bytes; decode.max_file_bytes allows {most:,}" in error.message
+        finally:
+            _, peak_bytes = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+    assert (told, peak_bytes < most) == (found, True)
 
 
 def test_datasets_that_fit_no_servable_are_refused(sections):

@@ -88,6 +88,16 @@ class Exits:
         raise SystemExit("usage: exits")
 
 
+class Finds:
+    def load(self, device):
+        pass
+
+    def __call__(self, batch):
+        import os
+
+        raise FileNotFoundError(os.fsdecode(b"caf\\xe9.txt"))
+
+
 class Wrong:
     def __init__(self, how):
         self.how = how
@@ -203,6 +213,13 @@ def test_code_that_ends_the_process_fails_its_rows_and_not_the_run(own):
     found = run_servables(pa.table({"caption": ["a", "bb"]}), own("Exits", "exits"), own(name="right"))
     assert found["right.length"].to_pylist() == [1, 2]
     assert [error.partition(": ")[2] for error in found["exits.error"].to_pylist()] == ["SystemExit: usage: exits"] * 2
+
+
+def test_an_error_that_quotes_a_name_which_is_no_utf8_fails_its_rows_and_not_the_run(own):
+    found = run_servables(pa.table({"caption": ["a", "bb"]}), own("Finds", "finds"), own(name="right"))
+    assert found["right.length"].to_pylist() == [1, 2]
+    errors = [error.partition(": ")[2] for error in found["finds.error"].to_pylist()]
+    assert errors == ["FileNotFoundError: caf\\xe9.txt"] * 2
 
 
 def test_what_one_returns_feeds_another_in_the_same_run(own):

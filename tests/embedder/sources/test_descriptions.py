@@ -125,3 +125,29 @@ def test_the_table_of_an_imagefolder_counts_for_names_before_and_after_it(make_f
     listed = list_sources([SourceConfig(path=str(root))], captions=CaptionRules(places=("imagefolder",)))
     found = {row["item_id"]: row["described_by"] for each in listed for row in each.to_pylist()}
     assert found == {name: json.dumps({"imagefolder": f"of {name}"}) for name in names}
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_names_in_the_table_of_an_imagefolder_may_be_written_otherwise(make_files, form):
+    names = {"é.jpg": "é.jpg", "in é/a.jpg": "./in é/a.jpg", "b.jpg": "./b.jpg", "in/c.jpg": "in//c.jpg"}
+    written = [(normalize({"NFC": "NFD", "NFD": "NFC"}[form], text), name) for name, text in names.items()]
+    table = "".join(json.dumps({"file_name": text, "text": f"of {name}"}) + "\n" for text, name in written)
+    own = {name: normalize(form, name) for name in names}
+    root = make_files({**dict.fromkeys(own.values(), b"\xff\xd8"), "metadata.jsonl": table})
+    listed = list_sources([SourceConfig(path=str(root))], captions=CaptionRules(places=("imagefolder",)))
+    found = {row["item_id"]: row["described_by"] for each in listed for row in each.to_pylist()}
+    assert found == {own[name]: json.dumps({"imagefolder": f"of {name}"}) for name in names}
+
+
+@pytest.mark.parametrize("table", ["metadata.csv", "metadata.jsonl"])
+def test_an_imagefolder_may_be_written_on_windows(make_files, table):
+    names = {"in\\a.jpg": "in/a.jpg", ".\\in\\b\\c.jpg": "in/b/c.jpg", "own\\name.jpg": "own\\name.jpg"}
+    names |= {"in/both.jpg": "in/both.jpg", "in\\both.jpg": "in\\both.jpg"}
+    rows = [{"file_name": written, "text": f"of {name}"} for written, name in names.items()]
+    lines = list(map(json.dumps, rows))
+    if table.endswith("csv"):
+        lines = ["file_name,text", *(",".join(row.values()) for row in rows)]
+    root = make_files({**dict.fromkeys(names.values(), b"\xff\xd8"), table: "".join(f"{line}\r\n" for line in lines)})
+    listed = list_sources([SourceConfig(path=str(root))], captions=CaptionRules(places=("imagefolder",)))
+    found = {row["item_id"]: row["described_by"] for each in listed for row in each.to_pylist()}
+    assert found == {name: json.dumps({"imagefolder": f"of {name}"}) for name in names.values()}

@@ -15,6 +15,7 @@ from web_server import web_server
 
 from embedder.config_toml.run_sections import WebConfig
 from embedder.sources import byte_ranges, parquet_cells
+from embedder.sources.captions import read_caption
 from embedder.sources.fetch import Fetched, Fetcher, FetchError
 
 LIMIT = 1 << 20
@@ -64,7 +65,7 @@ def test_a_file_swapped_for_a_pipe_a_socket_or_a_folder_is_refused_at_once(fetch
     os.mkfifo(root / "a.jpg")
     assert failure(fetcher, f"{root}/a.jpg").error_type == "NotAFile"
     with pytest.raises(FetchError, match="NotAFile"):
-        fetcher.read_caption(f"{root}/a.jpg")
+        read_caption(f"{root}/a.jpg")
     assert failure(fetcher, f"{root}").error_type == "NotAFile"
     assert failure(fetcher, "/dev/zero").error_type == "NotAFile"
 
@@ -231,8 +232,8 @@ def test_a_rewritten_table_is_never_read_through_its_old_footer(fetcher, tmp_pat
         ("a.txt", b"\xff\xfe", ""),
     ],
 )  # fmt: skip
-def test_captions(fetcher, make_files, name, content, caption):
-    assert fetcher.read_caption(f"{make_files({name: content})}/{name}") == caption
+def test_captions(make_files, name, content, caption):
+    assert read_caption(f"{make_files({name: content})}/{name}") == caption
 
 
 @pytest.mark.parametrize(
@@ -246,9 +247,9 @@ def test_captions(fetcher, make_files, name, content, caption):
         ("a.json", b'{"n": ' + b"1" * 5000 + b"}", "CaptionBroken"), ("gone.txt", None, "FileNotFound"),
     ],
 )  # fmt: skip
-def test_captions_that_cannot_be_read(fetcher, make_files, name, content, error_type):
+def test_captions_that_cannot_be_read(make_files, name, content, error_type):
     with pytest.raises(FetchError) as caught:
-        fetcher.read_caption(f"{make_files({} if content is None else {name: content})}/{name}")
+        read_caption(f"{make_files({} if content is None else {name: content})}/{name}")
     assert (caught.value.error_type, caught.value.transient) == (error_type, False)
 
 
@@ -285,3 +286,16 @@ def test_a_struct_may_name_an_address_of_the_web(tmp_path, list_items):
             assert fetcher.fetch(rows["a"]["uri"], max_bytes=1 << 20).data == samples.image_bytes(0)
         with Fetcher(WebConfig()) as fetcher, pytest.raises(FetchError, match="PrivateAddress"):
             fetcher.fetch(rows["a"]["uri"], max_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("path", [pa.array([7, 8]), pa.array([b"a.png", b"b.png"])], ids=["numbers", "bytes"])
+def test_a_struct_whose_path_is_no_text_is_a_reject_where_it_has_no_bytes(tmp_path, list_items, fetcher, path):
+    images = pa.StructArray.from_arrays([pa.array([None, b"own"]), path], ["bytes", "path"])
+    pq.write_table(pa.table({"id": ["a", "b"], "image": images}), tmp_path / "t.parquet")
+    rows = list_items(tmp_path / "t.parquet", columns={"id": "id", "image": "image"})
+    error = failure(fetcher, rows["a"]["uri"])
+    assert (error.error_type, error.transient) == ("UnsupportedUri", False)
+    assert f"row 0 of 'image' has no bytes, and its path is {path.type}" in error.message
+    assert fetcher.fetch(rows["b"]["uri"], max_bytes=9).data == b"own"
+    by_content = list_items(tmp_path / "t.parquet", columns={"id": "content", "image": "image"})
+    assert [row["error_type"] for row in by_content.values()] == ["UnsupportedUri", None]

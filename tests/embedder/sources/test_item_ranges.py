@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import samples
-from web_server import web_server
+from web_server import by_ranges, web_server
 
 from embedder.sources.fetch import FetchError
 from embedder.sources.item_ranges import open_item
@@ -90,3 +90,56 @@ def test_what_is_gone_too_large_or_nothing_is_an_error(tmp_path):
     for uri, limit in ((str(tmp_path / "gone"), MAX_BYTES), (cell(tmp_path), 10), (row_uri("t.parquet", 1), MAX_BYTES)):
         with pytest.raises(FetchError):
             open_item(uri, max_bytes=limit)
+
+
+@pytest.fixture
+def web(monkeypatch):
+    """A web server on loopback that may be reached."""
+    monkeypatch.setenv("EMBEDDER_ALLOW_PRIVATE", "1")
+    with web_server() as server:
+        yield server
+
+
+def test_of_a_video_of_the_web_only_what_is_read_is_requested(web, tmp_path):
+    clip = samples.clip(tmp_path / "a.mp4").read_bytes() + bytes(1 << 20)
+    web.routes["/a.mp4"] = by_ranges(clip)
+    with closing(open_item(f"{web.url}/a.mp4", max_bytes=MAX_BYTES)) as ranges:
+        assert ranges.size == len(clip)
+        for start, length in ((0, 10), (500_000, 3000), (len(clip) - 5, 100), (len(clip), 5)):
+            assert ranges.read_at(start, length) == clip[start : start + length]
+        assert [headers["Range"] for _, _, headers in web.requests] == [
+            "bytes=0-65535", "bytes=500000-502999", f"bytes={len(clip) - 5}-{len(clip) - 1}",
+        ]  # fmt: skip
+        assert web.num_connections == 1
+        web.routes["/a.mp4"] = by_ranges(clip, '"2"')
+        with pytest.raises(FetchError, match="has changed while it was read"):
+            ranges.read_at(500_000, 10)
+
+
+@pytest.mark.parametrize(
+    ("status", "fields"),
+    [(206, {}), (206, {"Content_Range": "bytes 5-9/10"}), (206, {"Content_Range": "bytes 0-65535/*"}), (416, {})],
+)
+def test_a_range_that_is_another_one_than_was_asked_for_is_not_taken(web, tmp_path, status, fields):
+    clip = samples.clip(tmp_path / "a.mp4").read_bytes()
+
+    def answer(handler):
+        handler.send(clip) if handler.headers.get("Range") is None else handler.send(b"x" * 10, status, **fields)
+
+    web.routes["/a.mp4"] = answer
+    with closing(open_item(f"{web.url}/a.mp4", max_bytes=MAX_BYTES)) as ranges:
+        assert ranges.read_at(0, 1 << 30) == clip
+
+
+def test_a_video_larger_than_any_may_be_is_refused_by_what_its_server_says(web, tmp_path):
+    head = samples.clip(tmp_path / "a.mp4").read_bytes()[:1000]
+    place = "bytes 0-999/999999999999999999"
+    web.routes["/a.mp4"] = lambda handler: handler.send(head, 206, Content_Range=place)
+    with pytest.raises(FetchError, match="999,999,999,999,999,999 bytes; decode.max_video_bytes allows"):
+        open_item(f"{web.url}/a.mp4", max_bytes=MAX_BYTES)
+
+
+def test_what_is_no_image_or_video_is_not_given_out_by_ranges_either(web):
+    web.routes["/a.mp4"] = by_ranges(b"<!doctype html><p>secret" + bytes(1 << 17))
+    with pytest.raises(FetchError, match="NotMedia"):
+        open_item(f"{web.url}/a.mp4", max_bytes=MAX_BYTES)

@@ -11,6 +11,7 @@ import pytest
 
 from embedder.errors import SourceError
 from embedder.sources import folder_items, object_listing, parquet_cells
+from embedder.sources.captions import read_caption
 from embedder.sources.fetch import Fetcher, FetchError
 from embedder.sources.globbing import glob_regex
 from embedder.storage.object_stores import explain
@@ -56,7 +57,7 @@ def test_a_prefix_lists_like_a_folder_with_etags(bucket, list_items):
     with Fetcher() as fetcher:
         data = {item: fetcher.fetch(row["uri"], max_bytes=9).data for item, row in rows.items()}
         assert data == {"100%.jpg": b"%", "a-1.jpg": b"A1", "a.jpg": b"A", "sub/c.jpg": b"C", "ü x/b#1.png": b"BB"}
-        assert fetcher.read_caption(rows["a.jpg"]["caption_uri"]) == "another cat"
+        assert read_caption(rows["a.jpg"]["caption_uri"]) == "another cat"
 
 
 def test_the_whole_bucket_and_a_single_object_are_sources(bucket, list_items):
@@ -93,6 +94,21 @@ def test_large_objects_go_to_a_file_that_is_deleted(bucket, monkeypatch):
         with fetcher.fetch("s3://team/big.mp4", max_bytes=len(data)) as fetched:
             assert fetched.data == data
             assert fetcher.content_hash(fetched) == by_path
+
+
+def test_a_picture_beyond_its_limit_is_not_downloaded(bucket, tmp_path):
+    bucket.objects |= {"big.png": b"\x89PNG\r\n\x1a\n" + bytes(12 << 20), "big.mp4": b"1" * 3000}
+    images = [{"bytes": None, "path": f"s3://team/{name}"} for name in ("big.png", "big.mp4")]
+    pq.write_table(pa.table({"image": images}), tmp_path / "t.parquet")
+    cell = f"{tmp_path}/t.parquet#column=image&row_group=0&row="
+    with Fetcher() as fetcher:
+        for uri, limit in (("s3://team/big.png", 16 << 20), (f"{cell}0", 16 << 20), (f"{cell}1", 2000)):
+            with pytest.raises(FetchError, match="TooLarge"):
+                fetcher.fetch(uri, max_bytes=1000, max_file_bytes=limit)
+        assert sum(entry.startswith("GET big") for entry in bucket.log) == 2, "the beginning of the pictures alone"
+        for uri, limit in ((f"{cell}1", 4000), (f"{cell}0", None)):
+            with fetcher.fetch(uri, max_bytes=1000, max_file_bytes=limit) as fetched:
+                assert fetched.size_bytes in (3000, (12 << 20) + 8)
 
 
 def test_an_object_replaced_during_a_download_is_no_mixture(bucket, tmp_path, monkeypatch):

@@ -18,8 +18,9 @@ def rows(seed):
 @pytest.mark.parametrize("run_bytes", [1, 3000, 1 << 30])
 def test_runs_are_merged_into_the_order_of_their_columns(run_bytes, monkeypatch):
     monkeypatch.setattr(sorted_tables, "PIECE_ROWS", 7)
+    monkeypatch.setattr(sorted_tables, "RUN_BYTES", run_bytes)
     tables = [rows(1).slice(start, 50) for start in range(0, 500, 50)]
-    found = SortedTables(iter(tables), ("stem", "path"), run_bytes=run_bytes)
+    found = SortedTables(iter(tables), ("stem", "path"))
     for _ in range(2):  # as often as they are asked for
         pieces = list(found.pieces())
         keys = [(row["stem"], row["path"]) for piece in pieces for row in piece.to_pylist()]
@@ -29,6 +30,7 @@ def test_runs_are_merged_into_the_order_of_their_columns(run_bytes, monkeypatch)
     assert sizes == list(range(500))
 
 
-def test_no_rows_are_no_pieces():
+def test_no_rows_are_no_pieces(monkeypatch):
     assert list(SortedTables([], ("stem",)).pieces()) == []
-    assert list(SortedTables([rows(1).slice(0, 0)], ("stem",), run_bytes=0).pieces()) == []
+    monkeypatch.setattr(sorted_tables, "RUN_BYTES", 0)
+    assert list(SortedTables([rows(1).slice(0, 0)], ("stem",)).pieces()) == []

@@ -15,7 +15,9 @@ def test_uris_round_trip_whatever_the_names(path, name):
     assert split_uri(cell_prefix(path, name, 3) + "9") == (path, TableCell(name, 3, 9))
 
 
-@pytest.mark.parametrize("uri", ["/a#b", "/a#row=x", "/a#row=1.jpg", "/a#member=x&offset=1", "s3://t/a#", "/a#row=1\n"])
+@pytest.mark.parametrize(
+    "uri", ["/a#b", "/a#row=x", "/a#row=1.jpg", "/a#member=x&offset=1", "s3://t/a#", "/a#row=1\n", f"/a#row={10**30}"]
+)
 def test_other_hashes_are_part_of_the_name(uri):
     assert split_uri(uri) == (uri, None)
     assert not looks_like_part(uri)

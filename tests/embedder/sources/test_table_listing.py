@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedder.errors import SourceError
-from embedder.sources.fetch import Fetcher
+from embedder.sources.fetch import Fetcher, FetchError
 
 PNG = b"\x89PNG..."
 
@@ -62,6 +62,19 @@ def test_structs_of_bytes_and_path_as_hugging_face_writes_them(tmp_path, list_it
     assert fetched[0].data == PNG
     assert fetched[1].path == fetched[4].path == tmp_path / "pics" / "b.png"
     assert [item.is_null for item in fetched] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize("ids", ["id", "content"])
+def test_a_struct_whose_path_can_be_none_costs_its_row_alone(tmp_path, list_items, ids):
+    images = [{"bytes": PNG, "path": None}, {"bytes": None, "path": "a\0b.png"}]
+    pq.write_table(pa.table({"id": ["a", "b"], "image": images}), tmp_path / "t.parquet")
+    rows = list_items(tmp_path / "t.parquet", columns={"id": ids, "image": "image"})
+    _, broken = rows.values()
+    if ids == "content":
+        assert broken["error_type"] == "BadUri"
+        return
+    with pytest.raises(FetchError, match="BadUri"), Fetcher() as fetcher:
+        fetcher.fetch(broken["uri"], max_bytes=100)
 
 
 @pytest.mark.parametrize(
@@ -365,6 +378,16 @@ def test_json_lines(tmp_path, list_items):
         ("lone \\ud800 surrogate", None, None),
     ]
     assert list(rows) == ["a", "b", "c\\udc00"]
+
+
+def test_json_that_arrow_can_not_hold_is_told_by_its_line_or_left_out(tmp_path, list_items):
+    path, columns = tmp_path / "t.jsonl", {"id": "id", "caption": "cap"}
+    path.write_text('{"id": "a", "cap": "x", "n": 0.5, "\\ud83d": {"b": 1}, "tags": {"\\ud83d": 1}}\n')
+    assert list_items(path, columns=columns, carryover=("n",))["a"]["n"] == 0.5, "such names are no columns"
+    path.write_text(path.read_text() + f'{{"id": "b", "cap": "y", "n": {10**400}}}\n')
+    assert list(list_items(path, columns=columns)) == ["a", "b"]
+    with pytest.raises(SourceError, match=r"t\.jsonl:2: 1000+ is beyond double; correct that row"):
+        list_items(path, columns=columns, carryover=("n",))
 
 
 def test_json_ids_may_be_integers(tmp_path, list_items):

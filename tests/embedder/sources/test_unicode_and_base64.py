@@ -5,11 +5,15 @@ import codecs
 import json
 import unicodedata
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embedder.batch_schema import CARRIED
 from embedder.config import load_config
 from embedder.errors import SourceError
+from embedder.sources.byte_ranges import EmbeddedFile
+from embedder.sources.fetch import Fetcher
 from embedder.sources.listing import list_sources
 
 NAMES = ("café.jpg", "Ångström.jpg", "かがみ.jpg", "한글.jpg", "plain.jpg")
@@ -88,6 +92,23 @@ def test_a_tables_path_finds_the_file_in_the_other_unicode_form(make_files, list
     rows = list_items(write_rows(folder, map(in_table, NAMES)), columns={"image": "image"})
     assert {row["uri"] for row in rows.values()} == {f"{folder}/{in_folder(name)}" for name in NAMES}
     assert list(rows) == [in_table(name) for name in NAMES], "an id is what the table says"
+
+
+@pytest.mark.parametrize("in_folder", [composed, decomposed])
+def test_a_structs_path_finds_the_file_in_the_other_unicode_form(make_files, list_items, in_folder):
+    in_table = decomposed if in_folder is composed else composed
+    folder = make_files({in_folder(f"ü/{name}"): name for name in NAMES})
+    paths = [in_table(f"ü/{name}") for name in NAMES]
+    images = pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), pa.array(paths)], ["bytes", "path"])
+    pq.write_table(pa.table({"id": NAMES, "image": images}), folder / "t.parquet")
+    rows = list_items(folder / "t.parquet", columns={"id": "id", "image": "image"})
+    embedded = EmbeddedFile(str(folder))
+    with Fetcher() as fetcher:
+        for name in NAMES:
+            for known in (None, embedded._replace(modified=rows[name]["modified"])):
+                with fetcher.fetch(rows[name]["uri"], max_bytes=99, embedded=known) as fetched:
+                    assert fetched.path.read_text() == name
+    assert not [row for row in rows.values() if "missing" in row["modified"]]
 
 
 def write_rows(folder, images, encoding="utf-8"):

@@ -133,6 +133,15 @@ def test_of_two_captions_of_one_name_the_first_counts(make_tar, list_items):
     assert data_of({"a/k": rows["a/k"]}) == {"a/k": b"first"}
 
 
+def test_of_two_json_of_one_name_the_first_counts(make_tar, list_items):
+    given = [("k.jpg", b"J"), ("k.json", '{"caption": "one", "n": 1}'), ("k.json", '{"caption": "two", "n": 2}')]
+    rows = list_items(make_tar(given), carryover=("n",))
+    assert (rows["a/k"]["caption"], rows["a/k"]["n"]) == ("one", 1)
+    assert errors_of(rows) == {"a/k": None, "a/k.json": "ExtraMember"}
+    unwanted = list_items(make_tar([*given, ("k.txt", "text")], "b.tar"))
+    assert errors_of(unwanted) == {"b/k": None}, "as of one that is broken, nothing of it is wanted"
+
+
 def test_a_member_name_that_is_no_utf8_is_a_readable_reject(tmp_path, list_items):
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
@@ -157,6 +166,12 @@ def test_bad_captions_cost_the_caption_alone(make_tar, list_items):
         "a/6": None, "a/7": None, "a/8": "Empty", "a/9": "Empty",
     }  # fmt: skip
     assert {item for item, row in rows.items() if row["caption"]} == {"a/7"}
+
+
+def test_a_number_beyond_double_rejects_its_own_item(make_tar, list_items):
+    members = [("a.jpg", b"J"), ("a.json", '{"n": 0.5}'), ("b.jpg", b"J"), ("b.json", json.dumps({"n": 10**400}))]
+    rows = list_items(make_tar(members), carryover=("n",))
+    assert [(row["n"], row["error_type"]) for row in rows.values()] == [(0.5, None), (None, "CarryoverType")]
 
 
 def test_carryover_comes_from_json_and_a_value_of_another_type_rejects_its_item(make_tar, list_items):

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from embedder.batch_schema import Measurement
 from embedder.steps.calls_at_once import NUM_TRIALS, CallsAtOnce
-from embedder.store.journal.step_metrics import Measurement
 
 MOST = 3
 BATCHES = MOST + NUM_TRIALS  # of each number that is tried

@@ -8,12 +8,11 @@ import pyarrow as pa
 import pytest
 import torch
 
-from embedder.batch_schema import TRACE
+from embedder.batch_schema import TRACE, Measurement
 from embedder.steps.decode import count_inputs
 from embedder.steps.item_decoder import DecodeSpec
 from embedder.steps.stage import TowerStage
 from embedder.steps.stage_spec import StageSpec
-from embedder.store.journal.step_metrics import Measurement
 from embedder.store.tables.arrow_tensors import pack, unpack_vectors
 from shards.length_groups import CPU_GROUPS
 from shards.model_config import load_model_config

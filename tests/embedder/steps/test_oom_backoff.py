@@ -41,6 +41,7 @@ def encoder_that_fits(num_rows, error=CUDA_ERROR, seen=None):
 
 OTHER_CUDA_ERRORS = (
     torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in the documentation"),
+    RuntimeError("CUDA driver error: out of memory"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("Triton Error [CUDA]: out of memory"),
 )

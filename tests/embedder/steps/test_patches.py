@@ -21,6 +21,7 @@ from tower_checks import randomise
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.siglip2 import image_processing_siglip2
 
+from embedder.batch_schema import Measurement
 from embedder.encoders.query_encoder import QueryEncoder
 from embedder.executors.job import decode_spec
 from embedder.media.patches import pixel_columns
@@ -30,7 +31,6 @@ from embedder.planning.sample import sample_items
 from embedder.sources.listing import list_sources
 from embedder.steps.decode import ItemReader, count_inputs, grids_of
 from embedder.steps.item_decoder import DecodeSpec
-from embedder.store.journal.step_metrics import Measurement
 from embedder.store.tables.arrow_tensors import pack
 from shards.clip_sequence import ClipForm
 from shards.convert import import_checkpoint

@@ -46,8 +46,8 @@ def test_a_block_was_made_when_the_last_of_its_batches_left_the_step_before():
 
 @pytest.mark.medium
 @pytest.mark.skipif(
-    "enable_true_multi_threading" not in signature(ActorPoolStrategy).parameters,
-    reason="this Ray has one call at a time",
+    "max_concurrent_calls_per_actor" not in signature(ActorPoolStrategy).parameters,
+    reason="this Ray has one call at a time, in a thread which doesn't know its task",
 )
 def test_a_call_on_ray_knows_when_the_driver_sent_it(ray_cluster):
     class Times:  # here, so that it is sent by value

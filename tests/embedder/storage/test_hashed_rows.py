@@ -8,7 +8,7 @@ import pytest
 
 from embedder.errors import RunFailedError
 from embedder.sources.listing import with_unique_ids
-from embedder.storage.hashed_rows import NUM_PARTS, NUMBER, HashedRows, RowsInOrder, common_parts, parts_of
+from embedder.storage.hashed_rows import NUM_PARTS, NUMBER, HashedRows, RowsInOrder, parts_of, read_parts
 
 SCHEMA = pa.schema({"item_id": pa.string(), "size": pa.int64(), "kind": pa.dictionary(pa.int32(), pa.string())})
 
@@ -43,16 +43,16 @@ def test_the_parts_together_are_all_rows_and_each_part_keeps_their_order(hashed)
 def test_equal_ids_lie_in_the_same_part_wherever_the_rows_lie():
     in_memory = HashedRows(tables(3000), SCHEMA, memory_bytes=1 << 30)
     on_disk = HashedRows(reversed(tables(3000, step=90)), SCHEMA, memory_bytes=0)
-    assert common_parts(in_memory, on_disk) == NUM_PARTS
-    for number in range(NUM_PARTS):
-        ids = (each.part(number, NUM_PARTS)["item_id"].to_pylist() for each in (in_memory, on_disk))
-        assert len({frozenset(each) for each in ids}) == 1
+    parts = list(read_parts(in_memory, on_disk))
+    assert len(parts) == NUM_PARTS
+    assert all(len({frozenset(each["item_id"].to_pylist()) for each in together}) == 1 for together in parts)
 
 
 def test_rows_that_fit_into_memory_stay_one_part_as_they_are(hashed):
     held = HashedRows(tables(3000), SCHEMA)
-    assert (held.num_parts, common_parts(held, HashedRows([], SCHEMA))) == (1, 1)
-    assert held.part(0, 1).equals(pa.concat_tables(tables(3000)))
+    ((own, nothing),) = read_parts(held, HashedRows([], SCHEMA))
+    assert (held.num_parts, nothing.num_rows) == (1, 0)
+    assert own.equals(pa.concat_tables(tables(3000)))
     assert hashed([]).part(7, NUM_PARTS).num_rows == 0
 
 
@@ -60,7 +60,8 @@ def test_rows_that_fit_into_memory_stay_one_part_as_they_are(hashed):
 def test_what_is_chosen_of_all_parts_comes_back_in_the_order_of_the_whole(memory_bytes, monkeypatch):
     monkeypatch.setattr("embedder.storage.hashed_rows.ORDER_ROWS", 100)
     held = HashedRows(tables(5000), SCHEMA, memory_bytes=0)
-    chosen = RowsInOrder(memory_bytes=memory_bytes)
+    monkeypatch.setattr("embedder.storage.hashed_rows.MEMORY_BYTES", memory_bytes)
+    chosen = RowsInOrder()
     for number in range(NUM_PARTS):
         part = held.part(number, NUM_PARTS)
         chosen.add(part.filter(pa.array([size % 3 == 0 for size in part["size"].to_pylist()], pa.bool_())))
@@ -69,8 +70,9 @@ def test_what_is_chosen_of_all_parts_comes_back_in_the_order_of_the_whole(memory
     assert found.to_pylist() == rows(range(0, 5000, 3)).to_pylist()
 
 
-def test_nothing_chosen_has_the_columns_all_the_same():
-    held, chosen = HashedRows(tables(500), SCHEMA, memory_bytes=0), RowsInOrder(memory_bytes=0)
+def test_nothing_chosen_has_the_columns_all_the_same(monkeypatch):
+    monkeypatch.setattr("embedder.storage.hashed_rows.MEMORY_BYTES", 0)
+    held, chosen = HashedRows(tables(500), SCHEMA), RowsInOrder()
     for number in range(NUM_PARTS):
         chosen.add(held.part(number, NUM_PARTS).slice(0, 0))
     assert (chosen.table().num_rows, chosen.table().schema.names) == (0, SCHEMA.names)

@@ -19,11 +19,11 @@ from embedder.config import load_config
 from embedder.errors import ConfigError, StoreError
 from embedder.observability.log import RunLog, messages_to
 from embedder.observability.run_observer import observe_run
+from embedder.plugins.maintain.purge.id_matcher import ItemNames
 from embedder.retrieval.hit import Duplicate, Hit
 from embedder.retrieval.hits import Answers, Hits
 from embedder.storage.printable import printable, shorten
 from embedder.store.files import StoreFiles
-from embedder.store.maintenance.purge.id_matcher import ItemNames
 
 TEXTS = hostile_texts.texts(1_000)
 DRAWN_SIGNS = {0x600, 0x601, 0x602, 0x603, 0x604, 0x605, 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}

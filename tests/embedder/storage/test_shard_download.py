@@ -18,6 +18,7 @@ from embedder.steps.stage import TowerStage, UnsplitStage
 from embedder.steps.stage_spec import StageSpec
 from embedder.storage import model_download
 from embedder.storage.model_download import resolve_model
+from embedder.storage.object_ranges import join_ranges
 from embedder.storage.object_stores import open_place
 from shards.fingerprint import model_fingerprint
 from shards.fresh import init_model
@@ -226,7 +227,8 @@ def test_of_the_hub_only_files_come_that_a_stage_needs(single, several_files, mo
 
 def test_neighbouring_tensors_are_one_range():
     entries = sorted(read_entries(WHOLE_FILE).values(), key=lambda entry: entry.start)
-    assert model_download._joined_ranges(entries) == [(entries[0].start, entries[-1].stop)]
-    far = [entries[0], entries[-1]]
-    assert model_download._joined_ranges(far[::-1]) == [(entry.start, entry.stop) for entry in far]
+    ranges = [(entry.start, entry.stop) for entry in entries]
+    assert join_ranges(ranges, model_download.GAP_BYTES) == [(entries[0].start, entries[-1].stop)]
+    far = [ranges[0], ranges[-1]]
+    assert join_ranges(far[::-1], model_download.GAP_BYTES) == far
     assert all(one.stop <= other.start for one, other in pairwise(entries))

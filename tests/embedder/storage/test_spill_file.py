@@ -13,8 +13,9 @@ PIECES = [pa.table({"name": [f"{number:02d}" for number in range(start, start + 
 @pytest.mark.parametrize(
     "rows", [[], [41], [0, 1, 2], [8, 8, 40, 8], [41, 0, 20, 6, 7, 21], list(range(41, -1, -1)), list(range(42))]
 )
-def test_rows_are_taken_in_the_order_asked_for(memory_bytes, rows):
-    gathered = GatheredRows(in_memory_or_mapped(iter(PIECES), PIECES[0].schema, memory_bytes))
+def test_rows_are_taken_in_the_order_asked_for(memory_bytes, rows, monkeypatch):
+    monkeypatch.setattr("embedder.storage.spill_file.MEMORY_BYTES", memory_bytes)
+    gathered = GatheredRows(in_memory_or_mapped(iter(PIECES), PIECES[0].schema))
     found = gathered.take(np.array(rows, np.int64))
     assert found.schema == PIECES[0].schema
     assert found["name"].to_pylist() == [f"{number:02d}" for number in rows]

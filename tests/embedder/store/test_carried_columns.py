@@ -51,14 +51,26 @@ def test_a_carried_column_that_delta_can_not_keep_is_named(files):
         (pa.array([{"at": 1_001}], pa.struct({"at": pa.timestamp("ns")})), {"at": datetime(1970, 1, 1, microsecond=1)}),
         (pa.array([Decimal("1.50")], pa.decimal256(38, 2)), Decimal("1.50")),
         (pa.array([Decimal("1.50")], pa.decimal32(5, 2)), Decimal("1.50")),
+        (pa.array([{"n": None}], pa.struct({"n": pa.null()})), {"n": None}),
+        (pa.array([{"n": 1.5}], pa.struct({"n": pa.float16()})), {"n": 1.5}),
+        (pa.array([{"n": 2_000_000_000}], pa.struct({"n": pa.uint32()})), {"n": 2_000_000_000}),
+        (pa.array([[{"n": 127}]], pa.list_(pa.struct({"n": pa.uint8()}))), [{"n": 127}]),
     ],
 )
-def test_times_and_decimals_of_other_tables_are_kept(files, given, kept):
+def test_values_of_types_that_delta_lacks_are_kept(files, given, kept):
     run, metadata = begin(files, pa.schema({"price": given.type}))
     write_part(files, metadata, 0, table(row("a.jpg"), price=given))
     publish([ModelWork(run, metadata)])
     (found,) = rows_of(files)
     assert found["price"] == kept
+
+
+@pytest.mark.parametrize(("kind", "value"), [(pa.uint8(), 200), (pa.uint32(), 4_000_000_000), (pa.uint64(), 2**63)])
+def test_an_unsigned_integer_of_a_struct_that_delta_can_not_keep_is_named_before_it_is_published(files, kind, value):
+    given = pa.array([{"n": value}], pa.struct({"n": kind}))
+    _, metadata = begin(files, pa.schema({"price": given.type}))
+    with pytest.raises(ConfigError, match=rf"'price'.* {value} not in range.*cast it in the source"):
+        write_part(files, metadata, 0, table(row("a.jpg"), price=given))
 
 
 @pytest.mark.parametrize("kind", [pa.decimal256(50, 2), pa.struct({"at": pa.time64("us")})])

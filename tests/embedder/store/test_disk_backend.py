@@ -10,9 +10,9 @@ from store_samples import row
 from store_states import new_store, publish_refresh, vectors_now
 
 from embedder.errors import StoreError
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.backends import Disk, DiskBackend
 from embedder.store.files import StoreFiles
-from embedder.store.maintenance.vacuum import vacuum
 
 CALLS = ("create", "sync_file", "rename", "link", "unlink", "make_folder", "sync_folder")
 

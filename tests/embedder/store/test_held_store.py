@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 import samples
-from refresh_runs import contents, refreshed, rows_of
+from refresh_runs import contents, nightly_file, refreshed, rows_of
 from rollback_runs import back, let_go, nights
 from store_states import Killed, dying, no_index
 
@@ -17,13 +17,13 @@ from embedder.errors import ConfigError
 from embedder.ingest.dry_run import forecast
 from embedder.ingest.embed import refresh
 from embedder.ingest.work import IngestOptions
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.files import StoreFiles
 from embedder.store.layout import CURRENT_FILE, Current, read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import PartTarget, compact
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import release, rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.history import publications
 from embedder.store_index.keep_index import index_choice
 
@@ -43,11 +43,7 @@ def test_a_held_store_is_left_alone_by_refresh_and_embed_and_both_say_so(make_ru
     (run_id, left) = (each.run_id for each in publications(StoreFiles(config.store)))
     back(config)
     before = contents(config.store)
-    path = tmp_path / "nightly.toml"
-    path.write_text(
-        f'model = "{config.model}"\nstore = "{config.store}"\nengine = "local"\n'
-        f'metrics_file = "{tmp_path / "embedder.prom"}"\n[[source]]\npath = "{source}"\n'
-    )
+    path = nightly_file(config, f'metrics_file = "{tmp_path / "embedder.prom"}"')
     for command in (("refresh", path), ("embed", "--config", path), ("rejects", "--retry", "--config", path)):
         code, report, stderr = run_embedder(*command, "--json")
         assert code == 0, stderr

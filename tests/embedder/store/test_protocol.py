@@ -18,15 +18,15 @@ from store_states import (
 )
 
 from embedder.errors import StoreError
+from embedder.plugins.maintain.purge.audit import scan_store
+from embedder.plugins.maintain.purge.id_matcher import ItemNames
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import PartTarget, compact
-from embedder.store.maintenance.purge.audit import scan_store
-from embedder.store.maintenance.purge.id_matcher import ItemNames
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.deletions import delete_listed
 from embedder.store.publish.history import past_runs, publications, readable
 from embedder.store.publish.publish import finish_publication
@@ -96,14 +96,7 @@ def overtaken_everywhere(base, place, ours: Operation, theirs: Operation, stride
 
 
 def check_that_nothing_is_lost(files: StoreFiles, after: Seen, was_overtaken: bool, made: list[str]) -> None:
-    """What the second writer left is there, and the next one builds on it.
-
-    Args:
-        files: the store.
-        after: what it held then.
-        was_overtaken: whether the first one had the lock, so that it may not publish any more.
-        made: changes of the first one.
-    """
+    """What the second writer left is there, and the next one builds on it."""
     now = seen(files)
     if was_overtaken:
         assert now.current == after.current, made

@@ -12,15 +12,15 @@ from store_samples import row
 from store_states import Killed, dying, new_store, no_index, publish_refresh, rows_at, state_now, vectors_now
 
 from embedder.errors import StoreError
+from embedder.plugins.maintain.purge.audit import scan_store
+from embedder.plugins.maintain.purge.id_matcher import ItemNames
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.maintenance.compact import PartTarget, compact
-from embedder.store.maintenance.purge.audit import scan_store
-from embedder.store.maintenance.purge.id_matcher import ItemNames
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.history import past_runs, publications
 from embedder.store.publish.publish import finish_publication
 from embedder.store.tables.tables import RecordTable
@@ -144,8 +144,10 @@ def test_an_operation_killed_anywhere_in_a_sequence_is_as_if_it_was_not_or_was_d
 
 
 @pytest.mark.medium
-def test_a_reader_that_polls_all_the_while_sees_published_states_only(tmp_path):
-    model = Model(new_store(tmp_path / "store"), seed=7)
+@pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_reader_that_polls_all_the_while_sees_published_states_only(tmp_path, request, is_remote):
+    place = f"{request.getfixturevalue('bucket')}/store" if is_remote else tmp_path / "store"
+    model = Model(new_store(place), seed=7)
     model.publish_refresh()
     states, seen, ended = [dict(model.now)], [], threading.Event()
 

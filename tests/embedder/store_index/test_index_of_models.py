@@ -8,10 +8,10 @@ from model_stores import add_model, files_of, label_row, vector_row
 from store_states import build_store_index
 
 from embedder.errors import StoreError
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.retrieval.store_api import open_store
 from embedder.store.layout import PUBLISHED_FILE, Published, read_current, read_record, run_file
 from embedder.store.lock import write_lock
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.tables.models import model_files
 from embedder.store_index.index_versions import list_manifests
 from embedder.store_index.keep_index import rollback_index, update_store_index

@@ -11,16 +11,16 @@ from store_samples import INFO
 from store_states import Killed, build_store_index, dying, set_clock
 
 from embedder.config_toml.sections import IndexConfig
+from embedder.plugins.maintain.purge.purge import Purge
+from embedder.plugins.maintain.purge.purge import purge as run_purge
+from embedder.plugins.maintain.purge.purge_plan import plan_purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.maintenance.compact import compact
 from embedder.store.maintenance.half_precision import is_half_store
-from embedder.store.maintenance.purge.purge import Purge
-from embedder.store.maintenance.purge.purge import purge as run_purge
-from embedder.store.maintenance.purge.purge_plan import plan_purge
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index.keep_index import index_choice, update_store_index
 
 ITEM = item(50)

@@ -1,6 +1,7 @@
 """An earlier index of the same rows is published again; one of other rows is not, and old ones stay for their time."""
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -11,13 +12,15 @@ from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.errors import StoreError
+from embedder.plugins.maintain.vacuum import needed_indexes, vacuum
 from embedder.retrieval.store_api import open_store
+from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.maintenance.compact import PartTarget, compact
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import needed_indexes, vacuum
 from embedder.store.publish.history import publications
 from embedder.store_index import keep_index
+from embedder.store_index.index_versions import fetched_manifest, list_manifests
 from embedder.store_index.keep_index import rollback_index
 from index.index_errors import RetrievalError
 
@@ -67,6 +70,27 @@ def test_an_old_version_that_can_not_be_read_bars_no_other(files, caplog):
     assert rollback_index(files)[0] == 2
     with pytest.raises(StoreError, match="embedder rollback --store"):
         rollback_index(files)
+
+
+def test_a_version_that_goes_while_they_are_listed_bars_no_other(files, monkeypatch):
+    for _ in range(2):
+        build_store_index(files)
+    read = StoreFiles.read
+
+    def read_others(self, path, *arguments):
+        if path == "index/000001/manifest.json":
+            raise FileNotFoundError(path)
+        return read(self, path, *arguments)
+
+    monkeypatch.setattr(StoreFiles, "read", read_others)
+    assert [number for number, _ in list_manifests(files)] == [2]
+
+
+def test_a_damaged_manifest_is_told_by_its_place_in_the_store(files):
+    build_store_index(files)
+    files.write("index/000001/manifest.json", b"{")
+    with pytest.raises(RetrievalError, match=f"^{re.escape(files.uri('index/000001/manifest.json'))}: "):
+        fetched_manifest(files, 1)
 
 
 def test_where_no_earlier_index_is_of_these_rows_the_way_back_for_both_is_named(files):

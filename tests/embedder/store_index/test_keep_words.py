@@ -9,15 +9,15 @@ from store_states import Killed, build_store_index, dying, new_store
 from word_stores import QUERIES, by_formula, captions, night, published_captions, published_words
 
 from embedder.config_toml.sections import IndexConfig
+from embedder.plugins.maintain.purge.purge import purge as run_purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.retrieval.queries import SearchOptions
 from embedder.retrieval.store_api import open_store
 from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
 from embedder.store.layout import read_current
 from embedder.store.maintenance.compact import PartTarget, compact
-from embedder.store.maintenance.purge.purge import purge as run_purge
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store_index import word_index
 from embedder.store_index.analyser import hash_term
 from embedder.store_index.index_versions import COPIES_FOLDER

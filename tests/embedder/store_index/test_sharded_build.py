@@ -44,7 +44,8 @@ def test_parts_made_by_tasks_are_merged_into_the_index_of_one_go(ray_cluster, tm
     with faiss_build.threads(1):
         whole = faiss_build.build(design, table)
         faiss_build.write(whole, tmp_path / "whole")
-        filler = ClusterFiller(files, rows, 2, rows_per_part=100)
+        monkeypatch.setattr("embedder.store_index.sharded_build.ROWS_PER_PART", 100)
+        filler = ClusterFiller(files, rows, 2)
         faiss_build.write(filler(design, table, None), tmp_path / "merged")
     assert (tmp_path / "merged").read_bytes() == (tmp_path / "whole").read_bytes()
     assert len(said) >= 4 and said[-1].startswith("index: 400 of 400 vectors in parts")

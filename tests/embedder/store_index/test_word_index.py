@@ -130,7 +130,8 @@ def test_equal_captions_are_in_the_order_of_rows(tmp_path, in_small_steps):
 
 
 @pytest.mark.parametrize(
-    "name", ["docs-000001.u32", "counts-000001.u8", "sums-000001.u32", "rows.u32", "lengths-000001.u16"]
+    "name",
+    ["docs-000001.u32", "counts-000001.u8", "sums-000001.u32", "rows.u32", "lengths-000001.u16", "terms-000001.u64"],
 )
 @pytest.mark.parametrize("damage", ["altered", "cut", "missing"])
 def test_a_damaged_file_is_refused(tmp_path, name, damage):

@@ -26,6 +26,9 @@ def secret(batch):
 def die(batch):
     os._exit(3)
 
+def find(batch):
+    raise FileNotFoundError(os.fsdecode(b"caf\\xe9.txt"))
+
 def nothing(batch):
     print("said on standard output")
 
@@ -132,6 +135,11 @@ def test_memory_is_limited(called):
 def test_what_returns_nothing_is_told(called):
     (found,) = called("nothing", "int32", ("a",))
     assert (found.error_type, "NoneType" in found.error) == ("TypeError", True)
+
+
+def test_an_error_that_quotes_a_name_which_is_no_utf8_fits_into_a_table(called):
+    (found,) = called("find", "int32", ("a",))
+    assert pa.array([found.error], pa.string()).to_pylist() == ["caf\\xe9.txt"]
 
 
 @pytest.mark.medium

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from own_steps import STEPS, steps_file
 
-from embedder.config_toml.own_code_sections import StepConfig
+from embedder.config_toml.own_code_sections import StepConfig, with_declared
 from embedder.servables.servable_errors import ServableError
 from embedder.user_steps import declared_steps as declared
 from embedder.user_steps.calls import StepCalls
@@ -73,6 +73,19 @@ def test_a_function_that_is_nowhere_is_told_in_a_line(callable_, said):
     with pytest.raises((StepError, ServableError)) as raised:
         open_step(section(callable_))
     assert said in str(raised.value) and str(raised.value).startswith("step own (") and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("raised", ["RuntimeError('no licence')", "SystemExit('no licence')"])
+def test_a_module_whose_package_raises_is_told_in_a_line(tmp_path, monkeypatch, raised):
+    package = tmp_path / "unlicensed"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"raise {raised}\n")
+    (package / "steps.py").write_text("def own(rows):\n    return {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = {"name": "own", "callable": "unlicensed.steps:own", "inputs": ["caption"]}
+    assert with_declared(keys) == keys
+    with pytest.raises(ServableError, match="package of the module 'unlicensed.steps' can't be imported .*no licence"):
+        open_step(section(keys["callable"]))
 
 
 def test_inputs_that_nothing_gives_and_names_that_are_taken_are_refused():

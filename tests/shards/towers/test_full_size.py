@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 from work import count_calls
 
 from embedder.config import load_config
-from embedder.entrances import plan
+from embedder.plugins.plan.answer import plan
 from shards.convert import import_checkpoint, import_config
 from shards.convert.open_clip_config import read_open_clip_config
 from shards.convert.open_clip_model import open_clip_sources

@@ -127,6 +127,41 @@ def test_where_parts_disagree_one_line_says_which_won(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("record", "rule"),
+    [
+        ({"files": 3, "decisions": []}, "files: Input should be a valid list"),
+        ({"files": [{"file": "config.json"}], "decisions": []}, "files.0.use: Field required"),
+        ({"decisions": []}, "files: Field required"),
+    ],
+)
+def test_a_record_that_is_none_is_one_line(tmp_path, record, rule):
+    write_json(tmp_path / "import.json", record)
+    with pytest.raises(ModelError, match=r"import\.json: [^\n]*delete it, or import anew$") as caught:
+        read_import_record(tmp_path)
+    assert rule in str(caught.value)
+
+
+@pytest.mark.parametrize("limit", [0, 1, float("inf")])
+def test_a_limit_that_leaves_no_caption_or_is_none_is_the_towers(own, tmp_path, limit):
+    edit_json(own / "tokenizer_config.json", model_max_length=limit, truncation_side="left")
+    config = import_checkpoint(own, tmp_path / "model")
+    assert config.preprocess.max_caption_tokens == config.text.max_tokens
+    assert (
+        "longer captions lose their end: truncation_side = left of tokenizer_config.json isn't followed"
+        in (read_import_record(tmp_path / "model")["decisions"])
+    )
+
+
+def test_a_setting_of_special_tokens_that_no_tokenizer_json_can_hold_is_reported(own, tmp_path):
+    for is_split in (False, True):
+        edit_json(own / "tokenizer_config.json", split_special_tokens=is_split)
+        import_checkpoint(own, tmp_path / f"model-{is_split}")
+        lines = [each for each in read_import_record(tmp_path / f"model-{is_split}")["decisions"] if "special" in each]
+        told = "a special token's name in a caption is that token: split_special_tokens of tokenizer_config.json"
+        assert lines == [f"{told} isn't followed"] * is_split
+
+
 def test_patterns_of_known_files_are_unique():
     assert len({each.pattern for each in KNOWN_FILES}) == len(KNOWN_FILES)
 

@@ -1,6 +1,5 @@
 """ModernBERT of transformers, alone and joined to a timm ViT: against its own features, every cut, every part."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from library_checkpoints import SMALL_TEXT, save_timm
 from safetensors.torch import load_file
 from tiny_tokenizers import NUM_TOKENS, ODD_CAPTIONS, padded, save_checkpoint, wordpiece
 from tokenizers import Tokenizer
+from tower_checkpoints import edit_json
 from tower_checks import (
     LEAST_MOVE,
     check_against,
@@ -133,9 +133,7 @@ needs_one_kind = pytest.mark.skipif(not can_have_one_kind_of_layers(), reason="t
 )
 def test_windows_and_positions_of_both_kinds_of_layers_matter(imported, batch, tmp_path, change):
     folder = shutil.copytree(imported, tmp_path / "changed")
-    tree = json.loads((folder / "config.json").read_text())
-    tree["text"] |= change
-    (folder / "config.json").write_text(json.dumps(tree))
+    edit_json(folder / "config.json", **{f"text__{key}": value for key, value in change.items()})
     moved = embed_whole(folder, batch)["text"] - embed_whole(imported, batch)["text"]
     assert float(moved.abs().max()) > LEAST_MOVE
 
@@ -224,6 +222,5 @@ def test_a_dual_encoder_which_transformers_cannot_pool_is_refused(tmp_path, name
 )
 def test_what_cannot_be_mapped_is_refused_and_nothing_is_left(checkpoint, tmp_path, changes, message):
     folder = shutil.copytree(checkpoint[0], tmp_path / "hf")
-    tree = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(tree | changes))
+    edit_json(folder / "config.json", **changes)
     check_refused(import_checkpoint, folder, tmp_path / "out", message)

@@ -235,8 +235,10 @@ def test_a_folder_without_a_tokeniser_gets_open_clips_own(tmp_path):
     config = import_open_clip(folder, tmp_path / "model")
     assert config.text.eos_token_id == 49407
     encoder = CaptionEncoder((tmp_path / "model" / "tokenizer.json").read_text(), CONTEXT, 49407)
-    theirs = open_clip.SimpleTokenizer(context_length=CONTEXT)(HARD_CAPTIONS)
-    for caption, ids in zip(HARD_CAPTIONS, theirs.tolist(), strict=True):
+    # CLIP's names of its marks are text like other to open_clip's tokeniser.
+    captions = [*HARD_CAPTIONS, "<|startoftext|>a cat<|endoftext|>", "<start_of_text>a dog"]
+    theirs = open_clip.SimpleTokenizer(context_length=CONTEXT)(captions)
+    for caption, ids in zip(captions, theirs.tolist(), strict=True):
         found = encoder.encode(caption).tolist()
         assert found + [0] * (CONTEXT - len(found)) == ids, caption
 

@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL as one tower each, and all such families on many pictures and texts: against transformers."""
+"""All families of one tower for pictures and texts against transformers; what is Qwen2-VL's own."""
 
 import json
 import shutil
@@ -16,10 +16,12 @@ from picture_decoders import (
     decode,
     make_library,
     pictures,
+    sample_batch,
     save_checkpoint,
     tokenise,
 )
 from safetensors.torch import load_file, save_file
+from tower_checkpoints import edit_json
 from tower_checks import check_every_cut, check_every_part_matters, check_refused, run_stages, vectors
 from transformers import AutoModel, AutoProcessor
 
@@ -32,7 +34,18 @@ from shards.shard_specs import specs_between, whole_model
 from shards.weights import WEIGHTS_FILE
 
 OLDER = ["qwen2_vl", "qwen2_5_vl"]
-DEPTH, DECODER = 5, 4  # layers before the decoder's, and the decoder's
+CHATS = [*OLDER, "qwen3_vl"]
+# Frames, rows and columns of patches of pictures, of which one has two frames and one isn't there; captions' tokens.
+GRIDS = [(1, 4, 4), (0, 0, 0), (1, 6, 10), (2, 2, 8), (1, 2, 30), (1, 10, 6), (1, 2, 2)]
+CAPTIONS = [[1, 10, 11, 9], [1, *range(20, 29), 9], [9], [4, 5, 6]]
+BATCHES = dict.fromkeys(CHATS, (GRIDS, CAPTIONS)) | {
+    "embedding_gemma2": (
+        [(1, 6, 6), (0, 0, 0), (1, 9, 15), (2, 3, 12), (1, 3, 45), (1, 15, 9), (1, 3, 3)],
+        [[2, 20, 21, 1], [2, *range(20, 60), 1], [1], [4, 5, 6]],  # within and beyond the window
+    )
+}
+NUM_BEFORE = dict.fromkeys(CHATS, 5) | {"embedding_gemma2": 3}  # layers before the decoder's
+DECODER = 4
 GME_FORM = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
     "<|im_start|>assistant\n<|endoftext|>"
@@ -52,6 +65,7 @@ class Family:
         self.library = make_library(self.checkpoint)
         self.config = load_model_config(self.model)
         self.is_chat = self.config.vision.prompts_pictures
+        self.batch = sample_batch(self.model, *BATCHES[name])
 
     def embed(self, **sides):
         return vectors(
@@ -64,31 +78,34 @@ def families(tmp_path_factory):
     return cache(lambda name: Family(name, tmp_path_factory.mktemp(name)))
 
 
-@pytest.fixture(params=OLDER)
+@pytest.fixture(
+    params=["qwen3_vl", *(pytest.param(name, marks=pytest.mark.medium) for name in BATCHES if name != "qwen3_vl")]
+)
 def family(request, families):
     return families(request.param)
+
+
+@pytest.fixture(params=OLDER)
+def older(request, families):
+    return families(request.param)
+
+
+def grids_of(inputs):
+    """Frames, rows and columns of patches that transformers' processor has made."""
+    if "image_grid_thw" in inputs:
+        return inputs["image_grid_thw"].tolist()
+    return [[1, *(inputs["image_position_ids"][0].amax(0).flip(0) + 1).tolist()]]
 
 
 def largest(found, expected):
     return float((found - torch.stack(list(expected))).abs().max())
 
 
-def make_batch(config):
-    """Pictures of several sizes, one of two frames, a row without one, and captions of several lengths."""
-    generator = torch.Generator().manual_seed(0)
-    grids = torch.tensor([(1, 4, 4), (0, 0, 0), (1, 6, 10), (2, 2, 8), (1, 2, 30), (1, 10, 6), (1, 2, 2)]).int()
-    shape = int(grids.prod(1).sum()), config.vision.patch_values
-    patches = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    captions = as_state([[1, 10, 11, 9], [1, *range(20, 29), 9], [9], [4, 5, 6]])
-    return Batch(TowerState(patches, grids.long().prod(1), grids), captions)
-
-
-@pytest.mark.medium
 def test_pictures_and_texts_have_transformers_own_vectors_grids_and_tokens(family):
     images, config = pictures(), family.config
     state, texts = decode(config, images), tokenise(family.model, TEXTS)
     expected = [family.library(image=image) for image in images]
-    assert [inputs["image_grid_thw"].tolist() for _, inputs in expected] == [[grid] for grid in state.grids.tolist()]
+    assert [grids_of(inputs) for _, inputs in expected] == [[grid] for grid in state.grids.tolist()]
     assert largest(family.embed(vision=state)["vision"], [row for row, _ in expected]) < 1e-5
     expected = [family.library(text=text) for text in TEXTS]
     ids = [inputs["input_ids"][0].tolist() for _, inputs in expected]
@@ -97,8 +114,10 @@ def test_pictures_and_texts_have_transformers_own_vectors_grids_and_tokens(famil
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("name", CHATS)
 @torch.inference_mode()
-def test_a_picture_with_its_text_is_one_conversation(family):
+def test_a_picture_with_its_text_is_one_conversation(families, name):
+    family, depth = families(name), NUM_BEFORE[name]
     images, texts = pictures(SIZES[:5]), TEXTS[:5]
     bare = json.loads((family.model / "tokenizer.json").read_text("utf-8")) | {"post_processor": None}
     encoder, alone = CaptionEncoder(json.dumps(bare), 4096), decode(family.config, images)
@@ -107,40 +126,42 @@ def test_a_picture_with_its_text_is_one_conversation(family):
     found = family.embed(vision=both)["vision"]
     expected = [family.library(text=each, image=image)[0] for each, image in zip(texts, images, strict=True)]
     assert largest(found, expected) < 1e-5
-    for cut in (2, DEPTH - 1, DEPTH, DEPTH + 1, DEPTH + 3):
-        specs = specs_between([(0, 0), (cut, 0), (DEPTH + DECODER, DECODER)])
+    moved = (found - family.embed(vision=alone)["vision"]).abs().amax(1)
+    assert float(moved.min()) > 1e-3, "the text matters"
+    for cut in (2, depth - 1, depth, depth + 1, depth + 3):
+        specs = specs_between([(0, 0), (cut, 0), (depth + DECODER, DECODER)])
         assert torch.equal(run_stages(family.model, specs, Batch(both, None))["vision"], found), cut
 
 
 @pytest.mark.medium
 def test_every_cut_of_both_sides_gives_the_bits_of_transformers_own_forward(family):
-    assert family.config.num_layers == {"vision": DEPTH + DECODER, "text": DECODER}
-    check_every_cut(family.model, make_batch(family.config))
+    assert family.config.num_layers == {"vision": NUM_BEFORE[family.name] + DECODER, "text": DECODER}
+    check_every_cut(family.model, family.batch)
 
 
 @pytest.mark.slow
 def test_every_part_matters(family, tmp_path):
-    check_every_part_matters(family.model, make_batch(family.config), tmp_path)
+    check_every_part_matters(family.model, family.batch, tmp_path)
 
 
-def test_both_forms_of_tensor_names_give_the_same_weights(family, tmp_path):
+def test_both_forms_of_tensor_names_give_the_same_weights(older, tmp_path):
     """Older releases have `model.layers.` and `visual.`, newer ones `model.language_model.` and `model.visual.`."""
-    folder = shutil.copytree(family.checkpoint, tmp_path / "in")
+    folder = shutil.copytree(older.checkpoint, tmp_path / "in")
     tensors = load_file(folder / WEIGHTS_FILE)
     is_new = any(name.startswith("model.language_model.") for name in tensors)
     renamed = {rename(name, is_new): tensor for name, tensor in tensors.items()}
     assert renamed.keys() != tensors.keys()
     save_file(renamed, folder / WEIGHTS_FILE)
     import_checkpoint(folder, tmp_path / "out")
-    own, other = (load_file(path / WEIGHTS_FILE) for path in (family.model, tmp_path / "out"))
+    own, other = (load_file(path / WEIGHTS_FILE) for path in (older.model, tmp_path / "out"))
     assert own.keys() == other.keys()
     assert all(torch.equal(own[name], other[name]) for name in own)
 
 
 @pytest.mark.medium
-def test_a_template_can_write_the_conversation_of_a_models_own_code(family, tmp_path):
+def test_a_template_can_write_the_conversation_of_a_models_own_code(older, tmp_path):
     """GME's: an instruction of its own, and one more token at the end, whose vector counts."""
-    folder = shutil.copytree(family.checkpoint, tmp_path / "in")
+    folder = shutil.copytree(older.checkpoint, tmp_path / "in")
     (folder / "chat_template.jinja").write_text(GME_TEMPLATE)
     config = import_checkpoint(folder, tmp_path / "out")
     processor, model = (each.from_pretrained(folder) for each in (AutoProcessor, AutoModel))
@@ -169,18 +190,15 @@ def rename(name, is_new):
     ("change", "message"),
     [
         ({"auto_map": {"AutoModel": "modeling_gme.Gme"}}, "modeling_gme.Gme.*never run.*chat_template.jinja"),
-        ({"text_config": {"use_sliding_window": True}}, "use_sliding_window = True"),
-        ({"text_config": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}}, "rope_parameters"),
-        ({"text_config": {"num_attention_heads": 5}}, "no multiple of num_attention_heads"),
-        ({"vision_config": {"in_channels": 1}}, "in_channels = 1"),
+        ({"text_config__use_sliding_window": True}, "use_sliding_window = True"),
+        ({"text_config__rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters"),
+        ({"text_config__num_attention_heads": 5}, "no multiple of num_attention_heads"),
+        ({"vision_config__in_channels": 1}, "in_channels = 1"),
     ],
 )
-def test_what_cannot_be_imported_is_refused_by_name(family, tmp_path, change, message):
-    folder = shutil.copytree(family.checkpoint, tmp_path / "in")
-    tree = json.loads((folder / "config.json").read_text())
-    for key, value in change.items():
-        tree[key] = tree.get(key, {}) | value
-    (folder / "config.json").write_text(json.dumps(tree))
+def test_what_cannot_be_imported_is_refused_by_name(older, tmp_path, change, message):
+    folder = shutil.copytree(older.checkpoint, tmp_path / "in")
+    edit_json(folder / "config.json", **change)
     check_refused(import_checkpoint, folder, tmp_path / "out", message)
 
 
@@ -192,7 +210,7 @@ def many_texts(limit, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*OLDER, "qwen3_vl", "embedding_gemma2"])
+@pytest.mark.parametrize("name", BATCHES)
 def test_many_pictures_and_texts_have_transformers_own_vectors(families, name):
     """64 pictures from 1 x 1 to 1,600 x 300 px, 64 texts up to the limit, the tokens of 1,000 texts."""
     family, generator = families(name), np.random.default_rng(2)

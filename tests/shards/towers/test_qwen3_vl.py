@@ -1,30 +1,26 @@
-"""Qwen3-VL as one tower for pictures, texts, and both: against transformers with its processor, and at every cut."""
+"""Qwen3-VL as one tower: its layers, prompts and refusals; vectors and cuts are in test_qwen2_vl."""
 
 import json
 import shutil
 from functools import partial
 
 import pytest
-import torch
 from picture_decoders import (
     INSTRUCTION,
     QUERY_INSTRUCTION,
     TEXTS,
-    as_state,
     decode,
     make_library,
     pictures,
-    sample_batch,
     save_checkpoint,
     tokenise,
 )
 from tiny_models import tiny_config
-from tower_checks import check_every_cut, check_every_part_matters, check_refused, vectors
+from tower_checks import check_refused
 from transformers import AutoProcessor, BertConfig, BertModel
 
-from embedder.steps.caption_encoder import CaptionEncoder
 from embedder.storage.model_download import CONFIG_FILES, FETCHED_FILES
-from shards.activations import Batch, TowerState
+from shards.activations import Batch
 from shards.convert import import_checkpoint
 from shards.convert.one_tower import read_conversation, read_one_tower_config
 from shards.costs import BYTES_PER_VALUE, cut_bytes, weight_bytes
@@ -33,7 +29,7 @@ from shards.model_errors import ModelError
 from shards.onnx_export import export_towers
 from shards.ranges import LayerRange
 from shards.shard import load_shard
-from shards.shard_specs import ShardSpec, one_tower, specs_between, whole_model
+from shards.shard_specs import ShardSpec, one_tower
 from shards.tensor_shapes import model_shapes
 
 DEPTH, DECODER = 5, 4  # layers before the decoder's, and the decoder's
@@ -54,66 +50,6 @@ def model(checkpoint, tmp_path_factory):
 @pytest.fixture(scope="module")
 def library(checkpoint):
     return make_library(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def batch(model):
-    """Pictures of several sizes, one of two frames, a row without one, and captions of several lengths."""
-    grids = [(1, 4, 4), (0, 0, 0), (1, 6, 6), (2, 2, 8), (1, 2, 30), (1, 4, 2), (1, 2, 2)]
-    return sample_batch(model, grids, [[1, 10, 11, 9], [1, *range(20, 29), 9], [9], [4, 5, 6]])
-
-
-def test_pictures_of_all_sizes_have_transformers_own_vectors_and_grids(model, library):
-    config, images = load_model_config(model), pictures()
-    state = decode(config, images)
-    found = vectors(load_shard(model, whole_model(config))(Batch(state, None)))["vision"]
-    for row, grid, image in zip(found, state.grids.tolist(), images, strict=True):
-        expected, inputs = library(image=image)
-        assert inputs["image_grid_thw"].tolist() == [grid]
-        assert float((row - expected).abs().max()) < 1e-5
-
-
-def test_texts_of_several_scripts_have_the_processors_own_tokens_and_vectors(model, library):
-    state = tokenise(model, TEXTS)
-    found = vectors(load_shard(model, whole_model(load_model_config(model)))(Batch(None, state)))["text"]
-    for row, ids, text in zip(found, state.values.split(state.lengths.tolist()), TEXTS, strict=True):
-        expected, inputs = library(text=text)
-        assert ids.tolist() == inputs["input_ids"][0].tolist()
-        assert float((row - expected).abs().max()) < 1e-5
-
-
-@pytest.mark.medium
-def test_a_picture_with_its_text_is_one_conversation(model, library):
-    config, images = load_model_config(model), pictures()[:5]
-    bare = json.loads((model / "tokenizer.json").read_text("utf-8"))
-    bare["post_processor"] = None
-    encoder = CaptionEncoder(json.dumps(bare), 4096)
-    texts = TEXTS[: len(images)]
-    alone = decode(config, images)
-    both = TowerState(alone.values, alone.lengths, alone.grids, as_state([encoder.encode(text) for text in texts]))
-    shard = load_shard(model, whole_model(config))
-    found, without = (vectors(shard(Batch(state, None)))["vision"] for state in (both, alone))
-    for row, other, text, image in zip(found, without, texts, images, strict=True):
-        assert float((row - library(text=text, image=image)[0]).abs().max()) < 1e-5
-        assert float((row - other).abs().max()) > 1e-3  # the text matters
-    for cut in (2, DEPTH - 1, DEPTH, DEPTH + 1, DEPTH + 3):
-        specs = specs_between([(0, 0), (cut, 0), (DEPTH + DECODER, DECODER)])
-        state = Batch(both, None)
-        for spec in specs:
-            state = load_shard(model, spec)(state)
-        assert torch.equal(vectors(state)["vision"], found), cut
-
-
-@pytest.mark.medium
-def test_every_cut_of_both_sides_gives_the_bits_of_transformers_own_forward(model, batch):
-    config = load_model_config(model)
-    assert config.num_layers == {"vision": DEPTH + DECODER, "text": DECODER}
-    check_every_cut(model, batch)
-
-
-@pytest.mark.slow
-def test_every_part_matters(model, batch, tmp_path):
-    check_every_part_matters(model, batch, tmp_path)
 
 
 def test_a_layer_that_both_sides_use_is_held_once(model):

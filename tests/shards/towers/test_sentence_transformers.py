@@ -127,6 +127,9 @@ def test_lower_case_of_sentence_transformers_wins_over_the_tokeniser(tmp_path):
     save_sentence_model(tmp_path / "own", "mean", save=checkpoints.roberta, version=3, limits=limits)
     lowered = [caption.lower() for caption in CAPTIONS]
     check_equal(tmp_path / "own", tmp_path / "model", expected_vectors(tmp_path / "own", lowered, "mean"))
+    encoder = CaptionEncoder((tmp_path / "model/tokenizer.json").read_text(), 40)
+    for caption in ("ΟΔΟΣ ΣΟΦΟΣ, ΑΣ.", "İSTANBUL", "aΣ Σ"):  # Python ends a word with another sigma
+        assert encoder.encode(caption).tolist() == encoder.encode(caption.lower()).tolist()
 
 
 @pytest.mark.parametrize(

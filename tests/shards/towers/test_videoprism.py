@@ -22,7 +22,7 @@ from tower_checks import (
 )
 
 from embedder.plugins.train.trainer.prune import prune_model
-from embedder.verification.verify import LIMITS
+from embedder.plugins.verify.verify import LIMITS
 from shards.activations import Batch, TowerState
 from shards.convert import import_checkpoint
 from shards.convert.checkpoint import import_config

@@ -223,12 +223,12 @@ async function asError(response) {
   return new ApiError(response.status, body?.error ?? unexplained);
 }
 
-/** Waits until the server answers again, under a quiet banner. */
+/** Waits until the server answers again, under a quiet banner; one that can encode no text is never ready. */
 async function whenBack() {
   showBanner("offline", "The server does not answer. Trying again…");
   for (let wait = 0.5; ; wait = Math.min(wait * 1.6, MAX_WAIT_S)) {
     await pause(wait);
-    const response = await send("readyz", { cache: "no-store" });
+    const response = await send("healthz", { cache: "no-store" });
     if (response?.ok) break;
   }
   hideBanner("offline");

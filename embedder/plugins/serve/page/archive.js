@@ -195,7 +195,7 @@ async function drawDuplicates(fold) {
 
 /** @param {import("./api.js").Hit[]} hits */
 function group(hits) {
-  const rest = hits.slice(1).map((hit) => hit.item_id);
+  const rest = new Map(hits.slice(1).map((hit) => [hit.item_id, ""]));
   return h(
     "section",
     { class: "group" },
@@ -203,7 +203,7 @@ function group(hits) {
     h(
       "button",
       { type: "button", class: "button", onclick: () => chooseAll(rest) },
-      rest.length > 1 ? `Select all ${rest.length} but the first` : "Select the second",
+      rest.size > 1 ? `Select all ${rest.size} but the first` : "Select the second",
     ),
   );
 }
@@ -213,7 +213,12 @@ function chooser(hit) {
   const image = thumbnail({ src: imageUrl(hit.item_id, hit.segment, 160), alt: "" });
   const box = h(
     "input",
-    { type: "checkbox", checked: isChosen(hit.item_id), "data-id": hit.item_id, onchange: () => choose(hit.item_id) },
+    {
+      type: "checkbox",
+      checked: isChosen(hit.item_id),
+      "data-id": hit.item_id,
+      onchange: () => choose(hit.item_id, ""),
+    },
   );
   return h(
     "li",

@@ -2,6 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const PROPERTIES = new Set(["checked", "value", "disabled", "hidden", "indeterminate", "tabIndex"]);
+export const DAY = /^\d{4}-\d\d-\d\d$/;
 
 /**
  * Makes an element.
@@ -111,13 +112,14 @@ export function clock(seconds) {
 
 /**
  * Writes a time as the reader's country does.
- * @param {string} time ISO 8601
+ * @param {string} time ISO 8601; one with a zone is written in the reader's
  */
 export function date(time) {
-  const parsed = new Date(time);
-  return Number.isNaN(parsed.getTime())
-    ? time
-    : parsed.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+  const isDay = DAY.test(time); // of no zone, where the language takes it for midnight in UTC
+  const parsed = new Date(isDay ? `${time}T00:00` : time);
+  /** @type {Intl.DateTimeFormatOptions} */
+  const style = isDay ? { dateStyle: "medium" } : { dateStyle: "medium", timeStyle: "short" };
+  return Number.isNaN(parsed.getTime()) ? time : parsed.toLocaleString(undefined, style);
 }
 
 /** Writes a size as people do. @param {number} bytes */

@@ -1,7 +1,7 @@
 /** Filters made from the columns of the store, with counts that fit what is chosen already. */
 
 import { ApiError, facets } from "./api.js";
-import { date, find, h, icon, size } from "./dom.js";
+import { date, DAY, find, h, icon, size } from "./dom.js";
 import { children, tree } from "./folders.js";
 import { toast } from "./notices.js";
 import { hasFilters, NO_FILTERS, now, update } from "./state.js";
@@ -13,6 +13,7 @@ import { compose, quoteName } from "./where.js";
 const OPEN_COLUMNS = 3; // the rest is folded
 const SHOWN_VALUES = 8;
 const NONE = "no value";
+const HAS_ZONE = /T.*(Z|[+-]\d\d:\d\d)$/;
 /** @type {Record<string, string>} */
 const KINDS = { image: "picture", pair: "picture with a caption", video: "video", text: "caption alone" };
 // Columns of the embedder's own, which tell about the run and not about the image: they come last.
@@ -278,8 +279,8 @@ function choice(column, value, count, chosen, isList) {
 function range(facet) {
   const isTime = facet.type === "time";
   const isOfFile = facet.name === "file_date"; // of which nobody remembers the minute
-  const isDay = isTime && (isOfFile || /^\d{4}-\d\d-\d\d$/.test(facet.min));
-  const isZoned = isTime && !isOfFile && /(Z|[+-]\d\d:\d\d)$/.test(facet.min);
+  const isDay = isTime && (isOfFile || DAY.test(facet.min));
+  const isZoned = isTime && HAS_ZONE.test(facet.min); // filtered, and shown, by the reader's zone
   const set = now().filters[facet.name] ?? { min: "", max: "" };
   const number = (value) => Number(value).toLocaleString("en", { maximumFractionDigits: 3 });
   const shown = (value) => (isTime ? date(value) : facet.name === "file_size" ? size(value) : number(value));
@@ -291,13 +292,16 @@ function range(facet) {
       h("input", {
         type: isDay ? "date" : isTime ? "datetime-local" : "number",
         step: isDay ? null : isTime ? "1" : "any",
+        max: isDay ? "9999-12-31" : isTime ? "9999-12-31T23:59:59" : null,
         id: `${end}-${facet.name}`,
-        value: isZoned ? local(set[end]) : isOfFile ? set[end].slice(0, 10) : set[end],
+        value: !isZoned || DAY.test(set[end]) ? set[end] : local(set[end]).slice(0, isDay ? 10 : 19),
         placeholder: isTime ? "" : shown(facet[end]),
         onchange: (/** @type {any} */ event) => {
           const value = event.target.value;
-          const whole = isOfFile && value && end === "max" ? `${value}T23:59:59.999Z` : value;
-          setColumn(facet.name, { [end]: isZoned && value ? new Date(value).toISOString() : whole });
+          if (!event.target.reportValidity()) return; // a year of five digits
+          const moment = new Date(isDay ? `${value}T00:00` : value);
+          if (isDay && end === "max") moment.setTime(moment.setDate(moment.getDate() + 1) - 1);
+          setColumn(facet.name, { [end]: isZoned && value ? moment.toISOString() : value });
         },
       }),
     );
@@ -308,11 +312,17 @@ function range(facet) {
   ];
 }
 
-/** Writes a time as `datetime-local` has it, in the reader's zone. @param {string} time */
+/** Writes a time as `datetime-local` has it, in the reader's zone; empty where a link has none. @param {string} time */
 function local(time) {
-  if (!time) return "";
   const parsed = new Date(time);
-  return new Date(parsed.getTime() - parsed.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
+  const shown = new Date(parsed.getTime() - parsed.getTimezoneOffset() * 60_000);
+  return Number.isNaN(shown.getTime()) ? "" : shown.toISOString().slice(0, 19);
+}
+
+/** End of a range for people. @param {string} column @param {string} end */
+function endOf(column, end) {
+  if (!HAS_ZONE.test(end)) return end;
+  return column === "file_date" ? local(end).slice(0, 10) || end : date(end);
 }
 
 /** @param {string} column @param {Partial<ColumnFilter>} changes */
@@ -328,7 +338,7 @@ function drawChips() {
   const { filters, where, folder, name } = now();
   const chips = Object.entries(filters).flatMap(([column, { values, min, max }]) => {
     const label = nameOf(column);
-    const [from, to] = column === "file_date" ? [min.slice(0, 10), max.slice(0, 10)] : [min, max];
+    const [from, to] = [min, max].map((end) => endOf(column, end));
     const range = min !== "" && max !== "" ? `${from} to ${to}` : min !== "" ? `from ${from}` : `to ${to}`;
     return [
       ...values.map((value) => [

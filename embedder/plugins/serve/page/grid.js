@@ -117,7 +117,7 @@ export class Grid {
         onclick: (/** @type {MouseEvent} */ event) => {
           if (hasChosen() || event.shiftKey) {
             event.preventDefault();
-            choose(hit.item_id, event.shiftKey);
+            choose(hit.item_id, this.hooks.version(), event.shiftKey);
             return;
           }
           if (event.ctrlKey || event.metaKey) return;
@@ -155,7 +155,7 @@ export class Grid {
         title: "Select (x)",
         "aria-label": `Select ${name}`,
         "aria-pressed": String(isChosen(hit.item_id)),
-        onclick: (/** @type {MouseEvent} */ event) => choose(hit.item_id, event.shiftKey),
+        onclick: (/** @type {MouseEvent} */ event) => choose(hit.item_id, this.hooks.version(), event.shiftKey),
       },
       icon("check"),
     );
@@ -263,7 +263,7 @@ export class Grid {
       End: () => last,
     };
     if (event.key === "m") this.hooks.more(this.tiles[this.current].hit);
-    else if (event.key === "x") choose(this.tiles[this.current].hit.item_id);
+    else if (event.key === "x") choose(this.tiles[this.current].hit.item_id, this.hooks.version());
     else if (event.key in targets) this.focus(targets[event.key]());
     else return;
     event.preventDefault();

@@ -287,9 +287,9 @@ startTheme();
 startQuery();
 startOptions();
 startPanel({ context, closed: focusItem });
-startKeys({ focusGrid: () => left.grid.focus(left.grid.current), selectAll: () => chooseAll(idsOnScreen()) });
+startKeys({ focusGrid: () => left.grid.focus(left.grid.current), selectAll: () => chooseAll(shownItems()) });
 startFilters();
-startSelection(idsOnScreen);
+startSelection(shownItems);
 startViewer();
 startWelcome();
 onChange((state, before) => {
@@ -297,9 +297,13 @@ onChange((state, before) => {
   showPanel();
 });
 
-/** Ids of all results that are loaded, on both sides. */
-function idsOnScreen() {
-  return [...new Set([...left.grid.hits, ...right.grid.hits].map((hit) => hit.item_id))];
+/** Ids of all results that are loaded, and the publication of each; of what both sides have, the left one's. */
+function shownItems() {
+  /** @type {Map<string, string>} */
+  const found = new Map();
+  for (const { grid, askedVersion } of [left, right])
+    for (const { item_id: id } of grid.hits) if (!found.has(id)) found.set(id, askedVersion);
+  return found;
 }
 
 /** Results among which an item was found, and the publication that has it. @param {string} id */

@@ -32,6 +32,7 @@ const dialog = find("#item");
 const body = find("#item-body");
 let stop = new AbortController();
 let shown = "";
+let isClosing = false; // by this page, not by the browser
 let path = "";
 /** @type {{context: (id: string) => {hits: Hit[], version: string}, closed: (id: string) => void}} */
 let hooks;
@@ -46,6 +47,12 @@ export function startPanel(given) {
   dialog.addEventListener("cancel", (event) => {
     event.preventDefault();
     closePanel();
+  });
+  // A browser need not ask before: on Esc without a click on the page, on a phone's gesture. The event comes later than the
+  // closing, perhaps after a click on the next item, so that what is in the address doesn't tell whose closing it was.
+  dialog.addEventListener("close", () => {
+    if (!isClosing && now().item) closePanel();
+    isClosing = false;
   });
   dialog.addEventListener("click", (event) => event.target === dialog && closePanel());
   find("#item-close").addEventListener("click", closePanel);
@@ -74,7 +81,10 @@ export async function showPanel() {
   const key = JSON.stringify([id, asked, vs, side]);
   if (!id) {
     if (dialog.open) {
+      isClosing = true;
       dialog.close();
+    }
+    if (shown) {
       body.replaceChildren();
       hooks.closed(shown);
     }

@@ -16,7 +16,8 @@ const images = new Map();
 /** @type {Map<string, string>} their addresses */
 const addresses = new Map();
 let typing = 0;
-let isTyping = false; // the address of this text was pushed; the letters that follow replace it
+/** @type {string|null} words whose address was pushed: that of the letters that follow replaces it, until back leaves it */
+let typed = null;
 
 const form = find("#search");
 const input = find("#q");
@@ -74,7 +75,8 @@ export function startQuery() {
 /** Shows the query of the state in the box. */
 export function showQuery() {
   const state = now();
-  if (document.activeElement !== input || !isTyping) input.value = state.q;
+  if (state.q !== typed) typed = null;
+  if (document.activeElement !== input || typed === null) input.value = state.q;
   const image = state.image && imageOf(state.image);
   if (image && !addresses.has(state.image)) addresses.set(state.image, URL.createObjectURL(image));
   const own = image && addresses.get(state.image);
@@ -120,7 +122,7 @@ function cross(label, run) {
 
 /** Keeps the words in the history: they were meant. */
 export function commit() {
-  isTyping = false;
+  typed = null;
   const words = now().q.trim();
   if (!words) return;
   const before = history().filter((each) => each !== words);
@@ -136,10 +138,13 @@ function history() {
 /** @param {boolean} isMeant by Enter or a choice, and not by a pause in typing */
 function searchWords(isMeant) {
   clearTimeout(typing);
-  const words = withoutSlash(input.value).trim();
+  const text = withoutSlash(input.value);
+  if (text !== input.value) input.value = text;
+  const words = text.trim();
   if (words || now().q) {
-    update({ q: words, page: "", ...(now().q ? {} : { sort: "" }) }, { replace: isTyping });
-    isTyping = true;
+    const replace = typed !== null;
+    typed = words;
+    update({ q: words, page: "", ...(now().q ? {} : { sort: "" }) }, { replace });
   }
   if (!isMeant) return;
   commit();
@@ -240,7 +245,7 @@ function hideHistory() {
 /** @param {string} words */
 function choose(words) {
   input.value = words;
-  isTyping = false;
+  typed = null;
   searchWords(true);
 }
 

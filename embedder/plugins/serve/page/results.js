@@ -123,12 +123,13 @@ export class Results {
 
   /** @param {string|null} cursor @returns {Promise<Page>} */
   async #ask(cursor) {
-    const request = { k: PAGE, ...this.request, cursor, version: this.askedVersion || null };
+    const version = this.askedVersion || (cursor ? this.page?.version : null); // goes on in the one that it began in
+    const request = { k: PAGE, ...this.request, cursor, version };
     if (!request.queries) {
       const { cursor: start, ...asked } = request;
       const listed = await items({ ...asked, start }, this.stop.signal);
-      const { items: hits, next, num_items: total, version } = listed;
-      return { hits, cursor: next, total, note: "", warnings: [], version, model: "", scroll: 0 };
+      const { items: hits, next, num_items: total, version: answered } = listed;
+      return { hits, cursor: next, total, note: "", warnings: [], version: answered, model: "", scroll: 0 };
     }
     const { answers, publication, model } = await search(request, this.image, this.stop.signal);
     return { ...answers[0], version: publication, model, total: null, scroll: 0 };

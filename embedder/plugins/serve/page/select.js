@@ -9,12 +9,12 @@ const MAX_EXPORTED = 1000;
 const MAX_EXAMPLES = 16;
 const FORMATS = { csv: "CSV", parquet: "Parquet", paths: "Paths", zip: "Files as a zip", sheet: "Contact sheet" };
 
-/** @type {Set<string>} ids, in the order in which they were chosen */
-const chosen = new Set();
+/** @type {Map<string, string>} publication that each is shown of, by id, in the order in which they were chosen */
+const chosen = new Map();
 /** @type {Set<() => void>} */
 const listeners = new Set();
-/** @type {() => string[]} */
-let visible = () => [];
+/** @type {() => Map<string, string>} */
+let visible = () => new Map();
 let last = ""; // where a range begins
 
 /** @param {string} id */
@@ -34,21 +34,23 @@ export function onChosen(listener) {
 /**
  * Chooses an item, or takes it away again.
  * @param {string} id
+ * @param {string} version publication that it is shown of; empty for the latest
  * @param {boolean} [isRange] with all between it and the one before
  */
-export function choose(id, isRange = false) {
-  const ids = visible();
+export function choose(id, version, isRange = false) {
+  const shown = visible();
+  const ids = [...shown.keys()];
   const [from, to] = [ids.indexOf(last), ids.indexOf(id)].sort((one, other) => one - other);
-  if (isRange && from >= 0) for (const each of ids.slice(from, to + 1)) chosen.add(each);
+  if (isRange && from >= 0) for (const each of [...shown].slice(from, to + 1)) chosen.set(...each);
   else if (chosen.has(id)) chosen.delete(id);
-  else chosen.add(id);
+  else chosen.set(id, version);
   last = id;
   tell();
 }
 
-/** @param {string[]} ids */
-export function chooseAll(ids) {
-  for (const id of ids) chosen.add(id);
+/** @param {Map<string, string>} shown publication of each item, by id */
+export function chooseAll(shown) {
+  for (const each of shown) chosen.set(...each);
   tell();
 }
 
@@ -69,14 +71,16 @@ function tell() {
 
 /** @param {string} format */
 async function handOn(format) {
-  const ids = [...chosen].slice(0, MAX_EXPORTED);
+  const written = [...chosen].slice(0, MAX_EXPORTED);
+  const versions = [...new Set(written.map(([, version]) => version))]; // a file of each
+  const idsOf = (/** @type {string} */ version) => written.filter((each) => each[1] === version).map(([id]) => id);
   if (chosen.size > MAX_EXPORTED) toast(`The first ${MAX_EXPORTED.toLocaleString("en")} are written`);
   const bar = find("#selection");
   bar.setAttribute("aria-busy", "true");
   try {
-    const { content, name } = await exported(ids, format, now().version);
-    if (format === "paths") await copyOrSave(content, name);
-    else save(content, name);
+    const files = await Promise.all(versions.map((version) => exported(idsOf(version), format, version)));
+    if (format === "paths") await copyOrSave(new Blob(files.map(({ content }) => content)), files[0].name);
+    else for (const { content, name } of files) save(content, name);
   } catch (error) {
     toast(error.problem ? explain(error).what : String(error));
   } finally {
@@ -103,7 +107,7 @@ function save(content, name) {
 
 /** @param {"also"|"unlike"} kind */
 function searchWith(kind) {
-  const ids = [...chosen].slice(0, MAX_EXAMPLES);
+  const ids = [...chosen.keys()].slice(0, MAX_EXAMPLES);
   const { q, like, image, also, unlike } = now();
   chooseNone();
   if (kind === "unlike") {
@@ -117,9 +121,9 @@ function searchWith(kind) {
   update({ ...(hasPicture ? {} : { like: first, segment: 0 }), also: more, sort: "", page: "" });
 }
 
-/** @param {() => string[]} idsOnScreen those that results show, in their order */
-export function startSelection(idsOnScreen) {
-  visible = idsOnScreen;
+/** @param {() => Map<string, string>} shownItems publication of each item that results show, by id, in their order */
+export function startSelection(shownItems) {
+  visible = shownItems;
   find("#formats").replaceChildren(
     ...Object.entries(FORMATS).map(([format, label]) =>
       h("button", { type: "button", class: "button", onclick: () => handOn(format) }, label),

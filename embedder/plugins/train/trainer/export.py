@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from embedder.storage.atomic_write import EXCHANGE, RENAME_UNSUPPORTED, rename_with
 from shards.fingerprint import model_fingerprint
 from shards.loading import read_tensor, torch_dtype
 from shards.model_config import CONFIG_FILE, ModelConfig
@@ -28,22 +29,39 @@ def export_model(
 ) -> Path:
     """Write a model folder, whole or not at all.
 
-    `folder` must be empty or not exist yet. With `replace`, an existing model folder is replaced once the new one is
-    complete. `tokenizer_json` is the content of the file; None writes none. Weights are stored as `dtype`. Raises
-    `ModelError` if the folder isn't empty and may not be replaced.
+    `folder` must be empty or not exist yet. With `replace`, an existing model folder changes places with the new one
+    once that is complete, in one step where the file system can: a kill leaves one of them. `tokenizer_json` is the
+    content of the file; None writes none. Weights are stored as `dtype`. Raises `ModelError` if the folder isn't empty
+    and may not be replaced.
     """
     kind = torch_dtype(dtype)
     is_replaced = replace and (folder / CONFIG_FILE).is_file()
     target = folder.with_name(f".{folder.name}.{os.getpid()}.new") if is_replaced else folder
+    for left in (target, _old_folder(target)) if is_replaced else ():
+        shutil.rmtree(left, ignore_errors=True)  # of a killed process of this id, which containers give again
     with staged_model(target, config, tokenizer_json) as stage:
         names = [*model_shapes(config), *(name for name in OPTIONAL_SHAPES if name in weights)]
         write_weights(stage, ((name, weights[name].to(kind)) for name in names))
     if is_replaced:
-        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-        folder.rename(old)
-        target.rename(folder)
-        shutil.rmtree(old)
+        _exchange(target, folder)
+        shutil.rmtree(target)
     return folder
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two folders change places, in one step where the file system can."""
+    try:
+        rename_with(EXCHANGE, one, other)
+    except OSError as error:
+        if error.errno not in RENAME_UNSUPPORTED:
+            raise
+        other.rename(_old_folder(one))
+        one.rename(other)
+        _old_folder(one).rename(one)
+
+
+def _old_folder(new: Path) -> Path:
+    return new.with_suffix(".old")
 
 
 def read_logit(folder: Path, name: str, initial: float) -> float:

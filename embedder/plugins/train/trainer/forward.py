@@ -75,7 +75,7 @@ def caption_features(towers: TwinTower, token_ids: torch.Tensor, lengths: torch.
     towers.config.required_text.check_input(token_ids, lengths)
     captions = TowerState(token_ids, lengths)
     groups = [torch.from_numpy(group) for group in group_by_length(lengths.numpy())]
-    features = [towers.pool("text", part.values, part.lengths) for part in map(captions.take, groups)]
+    features = [towers.pool("text", part) for part in map(captions.take, groups)]
     return torch.cat(features)[torch.cat(groups).argsort().to(features[0].device)]
 
 

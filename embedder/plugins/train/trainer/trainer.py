@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ class Trainer:
         self._optimizer = self._make_optimizer()
 
     def step(self, batch: TrainBatch | FeatureBatch) -> StepMetrics:
-        """Train on a batch, or this worker's share; ModelError if it doesn't fit or the loss is not finite."""
+        """Train on a batch, or this worker's share; ModelError if it misfits, or loss or gradients are not finite."""
         rate = learning_rate_at(self.num_steps_done, self.settings)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -136,7 +137,7 @@ class Trainer:
                 loss.backward()
         if self.group is not None:
             self._share_gradients(self.group)
-        grad_norm = nn.utils.clip_grad_norm_(self._trained_parameters(), self.settings.grad_clip or float("inf"))
+        grad_norm = self._clip_gradients()
         self._optimizer.step()
         self.objective.clip_scale()
         self._average()
@@ -145,7 +146,7 @@ class Trainer:
             step=self.num_steps_done,
             loss=loss.item(),
             learning_rate=rate,
-            grad_norm=float(grad_norm),
+            grad_norm=grad_norm,
             logit_scale=self.objective.logit_scale.exp().item(),
             num_images=len(batch.image_concepts),
             num_captions=len(batch.caption_concepts),
@@ -262,6 +263,15 @@ class Trainer:
             return batch.caption_features.to(self.device)
         with torch.set_grad_enabled(self._learns("text.")), self._compute_dtype():
             return caption_features(self.towers, batch.token_ids, batch.token_lengths).float()
+
+    def _clip_gradients(self) -> float:
+        """Clip the gradients and return their norm before; ModelError if it isn't finite, before a weight takes it."""
+        norm = float(nn.utils.clip_grad_norm_(self._trained_parameters(), self.settings.grad_clip or float("inf")))
+        if not isfinite(norm):  # the loss may be finite all the same
+            raise ModelError(
+                f"step {self.num_steps_done + 1}: the norm of the gradients is {norm}; lower learning_rate"
+            )
+        return norm
 
     def _share_gradients(self, group: ProcessGroup) -> None:
         """Sum the workers' gradients; those of the loss's own parameters are complete on each, so only one counts."""

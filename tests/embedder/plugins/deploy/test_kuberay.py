@@ -312,6 +312,8 @@ def test_secrets_are_referred_to_and_never_written(tmp_path, texts):
         ('path = "/data"\n', 'path = "/etc//embedder-tokens"\n', "/etc/embedder-tokens: pods have something else"),
         ('path = "/data"\n', 'path = "/tmp/./ray"\n', "/tmp/ray: pods have something else there"),
         ('device = "A100:80GB"', 'device = "L4"', "L4 is named twice"),
+        ("[deploy]\n", "[deploy.head]\nmemory_bytes = 2147483648\n\n[deploy]\n", "deploy.head.*more than half of it"),
+        ('device = "CPU"\n', 'device = "CPU"\nshm_bytes = 67108864\n', "shm_bytes.*100[_,]?663[_,]?296"),
     ],
 )
 def test_what_no_pod_could_use_is_refused(tmp_path, before, after, message):
@@ -354,3 +356,12 @@ def test_a_hub_model_and_one_gpu_type_need_no_selector(tmp_path):
 
 def test_sizes_are_written_as_kubernetes_writes_them_back():
     assert [quantity(each) for each in (8 << 30, 512 << 20, 3 << 10, 1000)] == ["8Gi", "512Mi", "3Ki", "1000"]
+
+
+def test_a_small_replica_of_the_service_gets_no_more_shared_memory_than_half_of_its_own(tmp_path):
+    config = CONFIG.replace("[deploy]\n", "[deploy.service]\nmemory_bytes = 1073741824\n\n[deploy]\n", 1)
+    document = yaml.safe_load(kuberay_texts(tmp_path, config)["rayservice.yaml"])
+    (group,) = document["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    (shm,) = (each for each in group["template"]["spec"]["volumes"] if each["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "512Mi"}
+    assert int(group["rayStartParams"]["object-store-memory"]) < 512 << 20

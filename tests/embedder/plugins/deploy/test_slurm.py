@@ -3,8 +3,10 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -114,6 +116,33 @@ def test_what_slurm_could_not_run_is_refused(tmp_path, text, message):
 def test_types_of_gpus_need_their_names_in_slurm(tmp_path):
     with pytest.raises(ConfigError, match="L4: the plan has 2 types of GPUs, and without gres"):
         slurm_text(tmp_path, CONFIG.replace('gres = "l4"\n', ""))
+
+
+def test_a_signal_that_comes_before_the_commands_number_is_known_stops_it_all_the_same(tmp_path):
+    """Slurm sends no second one: the command would go on until it is killed, and the job would not be requeued."""
+    programs = {"hostname": "echo 127.0.0.1", "srun": "exit", "sleep": "exit", "embedder": "exec /bin/sleep 20"}
+    (tmp_path / "bin").mkdir()
+    for name, text in (programs | {"scontrol": 'echo "scontrol $*"'}).items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "signal.sh").write_text("""trap '[[ $BASH_COMMAND != "run=\\$!" ]] || kill -TERM $$' DEBUG\n""")
+    environment = {"BASH_ENV": str(tmp_path / "signal.sh"), "SLURM_JOB_ID": "7"}
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch, socket.socket(socket.AF_UNIX) as raylet:
+        sockets = Path(scratch, "ray-7-0/session_latest/sockets")
+        sockets.mkdir(parents=True)
+        raylet.bind(str(sockets / "raylet"))
+        text = slurm_text(tmp_path, f'{CONFIG}[deploy.slurm]\nscratch = "{scratch}"\n')
+        began_s = time.monotonic()
+        done = subprocess.run(
+            ["bash", "-c", text],
+            env=environment | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert time.monotonic() - began_s < 15, done
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (143, "scontrol requeue 7"), done
 
 
 def test_times_are_written_as_slurm_reads_them():

@@ -10,7 +10,9 @@ from sandbox_checks import png_bomb
 from served import form
 from small_server import RawConnection
 
+from embedder.errors import ConfigError
 from embedder.plugins.serve.api_schema import MAX_QUERIES
+from embedder.retrieval.store_api import Store
 
 NAN = "NaN"
 IMAGE = "pictures/0000.png"
@@ -263,3 +265,16 @@ def test_a_hundred_bad_requests_at_once_fail_no_good_one(server):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_model_that_takes_no_texts_is_told_without_its_place(server, monkeypatch):
+    place = server.store.info.model
+
+    def refuse(*_):
+        raise ConfigError(f"model {place}: it has no text tower; give an image")
+
+    monkeypatch.setattr(Store, "encode_text", refuse)
+    answer = server.search({"text": "what nobody has asked yet"})
+    refused(answer, 422, "query")
+    assert answer.error["what"] == "model of the store: it has no text tower"
+    assert place not in answer.body.decode()

@@ -1,10 +1,15 @@
 """Items by HTTP: row, provenance and neighbours, images, and clips by Range."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from embedder.plugins.serve import hand_on_routes
 
 PICTURE, CLIP = "pictures/0000.png", "clips/0.mp4"
 
@@ -102,3 +107,24 @@ def test_an_item_whose_file_is_gone_says_so_and_not_where_it_was(server):
     assert answer.status == 404
     assert str(server.source) not in answer.body.decode()
     assert server.item("pictures/0005.png", "/image").status == 200, "nothing of the failure is kept"
+
+
+def test_sheets_keep_no_clip_waiting(server, monkeypatch):
+    begun, go = [], threading.Event()
+
+    def draw(hits):
+        begun.append(hits)
+        go.wait(5)
+        return b"a sheet"
+
+    monkeypatch.setattr(hand_on_routes, "_sheet", draw)
+    with ThreadPoolExecutor(6) as pool:
+        sheets = [pool.submit(server.post, "/export", {"items": [PICTURE], "format": "sheet"}) for _ in range(6)]
+        while len(begun) < 2:
+            time.sleep(0.01)
+        time.sleep(0.2)  # the others have come
+        part = server.item(CLIP, "/clip")
+        assert not any(each.done() for each in sheets)
+        go.set()
+    assert part.status == 200
+    assert {each.result().body for each in sheets} == {b"a sheet"}

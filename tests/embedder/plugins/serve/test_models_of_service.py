@@ -1,9 +1,12 @@
 """Further models behind a query service: `model` of a request, and what /status says of them."""
 
+import base64
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import samples
 from model_stores import add_model, code_section, label_row, vector_row
 from running_server import running
 from search_stores import picture, searchable, towards
@@ -155,3 +158,26 @@ def test_places_are_shown_by_no_model_unless_uris_are(tmp_path):
             known = {"latitude": shown.get("latitude"), "place": place}
             row = json.loads(exported)
             assert {name: row.get(name) for name in known} == known and "rerank_score" not in row
+
+
+def test_a_model_that_is_damaged_is_told_without_a_place_of_the_server(files, tmp_path):
+    folder = Path(files.address) / "models" / "clip"
+    for part in (folder / "embeddings").glob("*.parquet"):
+        part.write_bytes(b"damaged")
+    with running(files.address, cache_dir=tmp_path / "cache") as url:
+        server = Served(url, None, tmp_path)
+        answer = server.search(QUERY, model="clip")
+        assert (answer.status, answer.error["where"]) == (503, "body.model"), answer.body
+        assert int(answer.headers["Retry-After"]) > 0
+        assert str(tmp_path) not in answer.body.decode(), "the reason names places, so it goes to the log"
+        assert found(server.search(QUERY)) == NAMES
+
+
+def test_a_model_whose_encoder_is_gone_is_told_without_a_place_of_the_server(server):
+    image = {"image": base64.b64encode(samples.image_bytes(1)).decode()}
+    for query, kind in (({"text": "upwards"}, "text"), (image, "image")):
+        answer = server.search(query, model="clip")
+        assert (answer.status, answer.error["where"]) == (503, "query"), answer.body
+        assert f"no {kind} can be encoded" in answer.error["what"]
+        assert "/models/clip" not in answer.body.decode(), "the reason names places, so it goes to the log"
+    assert found(server.search(QUERY, model="clip")) == NAMES[::-1]

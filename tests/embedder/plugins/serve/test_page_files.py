@@ -59,3 +59,17 @@ def test_a_head_has_no_body_and_searches_are_not_compressed(server):
 def test_a_file_that_is_not_there_is_refused_in_the_shape_of_errors(server, path):
     answer = server.get(path)
     assert (answer.status, answer.error["where"]) == (404, "request")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip;q=0", None),
+        ("identity, GZIP; q=0.000", None),
+        ("not-gzip", None),
+        ("gzip;q=0.5", "gzip"),
+        ("deflate, GZip", "gzip"),
+    ],
+)
+def test_gzip_is_sent_to_those_who_name_it_with_a_weight(server, accepted, encoding):
+    assert server.get("/", Accept_Encoding=accepted).headers["Content-Encoding"] == encoding

@@ -19,6 +19,7 @@ from embedder.plugins.serve.item_paths import item_path
 from embedder.plugins.serve.serve_errors import RequestError
 from embedder.plugins.serve.task_threads import TaskThreads
 from embedder.sources.item_ranges import BytesRanges
+from embedder.storage.item_error import ItemError
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_values_that_are_nearly_all_different_are_not_listed():
 
 STREAMS = {
     "a file": (lambda threads: _pieces(BytesRanges(b"PK"), 0, 2, threads), b"PK"),
-    "an archive": (lambda threads: _stream(SimpleNamespace(clips=threads), []), b"PK"),
+    "an archive": (lambda threads: _stream(SimpleNamespace(exports=threads), []), b"PK"),
 }
 
 
@@ -181,7 +182,7 @@ def test_an_archive_whose_client_leaves_while_a_file_is_read_is_ended_without_a_
 
     async def scenario():
         threads = TaskThreads("clips", 2)
-        begun = asyncio.create_task(anext(_stream(SimpleNamespace(clips=threads), [hit])))
+        begun = asyncio.create_task(anext(_stream(SimpleNamespace(exports=threads), [hit])))
         await asyncio.to_thread(hit.begun.wait)
         begun.cancel()
         asyncio.get_running_loop().call_later(0.05, hit.go.set)
@@ -190,3 +191,15 @@ def test_an_archive_whose_client_leaves_while_a_file_is_read_is_ended_without_a_
 
     asyncio.run(scenario())
     assert hit.is_closed
+
+
+def test_a_file_that_can_not_be_read_on_ends_the_answer(caplog):
+    class Lost(BytesRanges):
+        def read_at(self, offset, length):
+            raise ItemError("NetworkError", "photos.example: no answer", transient=True)
+
+    async def scenario():
+        return [piece async for piece in _pieces(Lost(b"PK"), 0, 2, TaskThreads("clips", 1))]
+
+    assert asyncio.run(scenario()) == []
+    assert "photos.example: no answer" in caplog.text

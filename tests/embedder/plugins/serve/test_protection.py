@@ -9,6 +9,7 @@ import pytest
 from small_server import BIG_BYTES, RawConnection, running
 
 from embedder.plugins.serve.protection import CONTENT_SECURITY_POLICY
+from embedder.plugins.serve.rate_limit import is_among
 
 SHAPE = {"where", "what", "rule", "cure"}
 
@@ -219,3 +220,20 @@ def test_without_tokens_other_machines_call_a_server_by_its_own_names_and_addres
         assert ask(port, "/search", host="search.example.org")[0] == 200
         for host in ("10.1.2.3", machine, "evil.example"):
             refusal(ask(port, "/search", host=host), 421)
+
+
+@pytest.mark.parametrize(
+    ("client", "is_trusted"),
+    [
+        ("10.1.2.3", True),
+        ("192.0.2.7", True),
+        ("192.0.2.8", False),
+        ("fd00::1", True),
+        ("fe80::1", False),
+        ("unix:", True),
+        ("", False),
+    ],
+)
+def test_a_proxy_is_trusted_by_its_address_or_its_network(client, is_trusted):
+    assert is_among(client, ("10.0.0.0/8", "192.0.2.7", "fd00::/8", "unix:")) == is_trusted
+    assert is_among(client, ("*",)) and not is_among(client, ())

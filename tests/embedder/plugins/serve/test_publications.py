@@ -13,9 +13,13 @@ from served import FOLLOW_S, Served, make_store
 from store_samples import row
 from store_states import build_store_index, new_store, publish_refresh
 
+from embedder.plugins.maintain.vacuum import vacuum
+from embedder.retrieval.snapshot import Snapshot
 from embedder.retrieval.store_api import Store
 from embedder.store.layout import read_current
-from embedder.store.maintenance.vacuum import vacuum
+from embedder.store.store_errors import StoreRefusedError
+from index.index_errors import RetrievalError
+from shards.model_errors import ModelError
 
 QUERY = {"vector": [1.0, 0.0]}
 
@@ -107,6 +111,35 @@ def test_a_cursor_of_a_publication_that_was_vacuumed_is_gone(live, files, tmp_pa
     wait_for(live, files)
     answer = live.search(QUERY, k=1, cursor=cursor)
     assert (answer.status, answer.error["where"]) == (410, "version")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "status"),
+    [
+        (Snapshot, RetrievalError("/secret/index: damaged"), 410),
+        (Snapshot, StoreRefusedError("s3://secret/store: the token has expired"), 503),
+        (Store, ModelError("/secret/model: not found"), 200),  # of its encoder, which vectors don't need
+        (Store, ImportError("No module named 'torch'"), 200),
+    ],
+)
+def test_an_earlier_publication_whose_index_or_model_is_gone_is_no_fault_of_the_service(
+    live, files, tmp_path, monkeypatch, kind, error, status
+):
+    first = live.search(QUERY).json["publication"]
+    publish_refresh(files, image(tmp_path, "c.png"))
+    wait_for(live, files)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(kind, "prepare", fail)
+    answer = live.search(QUERY, version=first)
+    assert answer.status == status, answer.body
+    if status == 200:
+        assert captions(answer) == {"a.png": "old", "b.png": "old"}
+    else:
+        assert answer.error["where"] == ("version" if status == 410 else "server")
+        assert "secret" not in answer.body.decode(), "the reason names places, so it goes to the log"
 
 
 def test_an_item_that_left_the_store_leaves_no_thumbnail_and_is_never_shown_again(live, files, tmp_path):
@@ -227,3 +260,21 @@ def test_hits_of_an_earlier_publication_say_what_became_of_them(live, files, tmp
     assert {hit["item_id"]: hit["since"] for hit in earlier} == {"a.png": "changed", "b.png": "removed"}
     assert live.get(f"/items/a.png?version={first}").json["since"] == "changed"
     assert [hit["since"] for hit in live.search(QUERY).json["answers"][0]["hits"]] == [None]
+
+
+@pytest.mark.parametrize("path", ["/rejects", "/items/a.png"])
+def test_what_an_earlier_publication_has_not_read_before_a_vacuum_is_gone_for_good(live, files, tmp_path, path, caplog):
+    first = live.search(QUERY).json["publication"]
+    for count in range(2):
+        publish_refresh(files, image(tmp_path, "a.png", caption=f"{count}", modified=f"t{count}"))
+    wait_for(live, files)
+    assert live.search(QUERY, version=first).status == 200, "it is held open"
+    for name in ("items", "embeddings"):
+        for part in (Path(files.address) / name).glob("part-*.parquet"):
+            if first in part.name:
+                part.unlink()
+    for asked in (f"{path}?version={first}", f"/facets?version={first}"):
+        answer = live.get(asked)
+        assert (answer.status, answer.error["where"]) == (410, "version"), answer.body
+    assert live.search(QUERY, version=first).status == 410, "it is forgotten, too"
+    assert live.get(path).status == 200

@@ -18,10 +18,10 @@ from store_samples import row
 from store_states import new_store, no_index, publish_refresh
 from test_publications import wait_for
 
+from embedder.plugins.maintain.purge.purge import purge
 from embedder.sources.uris import split_uri
 from embedder.storage import object_stores
 from embedder.store.layout import read_current
-from embedder.store.maintenance.purge.purge import purge
 
 MARKUP = "</figcaption><script>alert('x')</script>\"'&\x1b[31m{{1}}"
 QUERY = {"vector": [1.0, 0.0]}

@@ -5,10 +5,11 @@ import base64
 import numpy as np
 from served import form
 
-from embedder.plugins.serve.search_batch import Asked, BatchSearcher
+from embedder.plugins.serve.search_batch import Asked, BatchSearcher, compute_together
 from embedder.plugins.serve.serve_errors import RequestError
 from embedder.plugins.serve.serve_metrics import Metrics
 from embedder.plugins.serve.served_publication import ServedPublication
+from index.index_errors import RetrievalError
 
 
 def ids(answer, number=0):
@@ -81,3 +82,11 @@ def test_a_text_that_cannot_be_encoded_harms_no_other_query_of_its_batch(server)
     assert isinstance(found[1], RequestError)
     assert np.allclose([found[0], found[2]], server.store.encode_text(["two cats", "a car"]), atol=1e-5)
     assert server.search({"text": "\x1f"}).status == 422
+
+
+def test_an_index_that_was_altered_is_no_mistake_of_a_query():
+    def fail(given):
+        raise RetrievalError("/srv/store/words: it was altered, by its sha256; build it again")
+
+    found = compute_together(fail, ["two cats", "a car"])
+    assert [type(each) for each in found] == [RetrievalError] * 2, "which are answered as any file that can't be read"

@@ -54,6 +54,30 @@ def test_an_item_that_left_the_store_is_gone_and_does_not_come_back(cache, tmp_p
     assert cache.num_bytes == 1
 
 
+class CountedId(str):
+    """Id that counts how often any is compared."""
+
+    __slots__ = ()
+    num_compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        CountedId.num_compared += 1
+        return str.__eq__(self, other)
+
+
+def test_of_many_items_that_leave_at_once_none_is_compared_with_all(cache, tmp_path):
+    names = [CountedId(number) for number in range(100)]
+    cache.keep_only(ids(*names))
+    for name in names:
+        cache.put(ThumbnailKey(name, "1"), b"1")
+    assert len(files(tmp_path)) == len(names)
+    CountedId.num_compared = 0
+    cache.keep_only(ids("a"))
+    assert files(tmp_path) == []
+    assert CountedId.num_compared <= len(names), "a renamed folder gives all items other ids"
+
+
 def test_what_an_earlier_process_left_is_given_out_once_it_was_compared_with_the_store(cache, tmp_path):
     for item_id in "ab":
         cache.put(ThumbnailKey(item_id, "1"), item_id.encode())
@@ -62,6 +86,17 @@ def test_what_an_earlier_process_left_is_given_out_once_it_was_compared_with_the
     later.keep_only(ids("b"))
     assert (later.get(ThumbnailKey("a", "1")), later.get(ThumbnailKey("b", "1"))) == (None, b"b")
     assert files(tmp_path) == [b"b"]
+
+
+def test_what_another_server_deletes_while_the_folder_is_read_hides_no_other_thumbnail(cache, tmp_path):
+    for item_id in "ab":
+        cache.put(ThumbnailKey(item_id, "1"), item_id.encode())
+    for path in (tmp_path / "cache").iterdir():
+        (path / "0").symlink_to("deleted")
+    later = ThumbnailCache(tmp_path / "cache", MAX_BYTES)
+    later.keep_only(ids("a", "b"))
+    assert [later.get(ThumbnailKey(item_id, "1")) for item_id in "ab"] == [b"a", b"b"]
+    assert later.num_bytes == 2
 
 
 def test_a_folder_that_cannot_be_written_or_lost_its_files_is_as_none(tmp_path, cache):

@@ -28,7 +28,7 @@ from embedder.ingest.embed import embed
 from embedder.installation import InstallationError
 from embedder.observability import run_tracking, trackers
 from embedder.observability.run_tracking import RunTracking, contact_sheet, parameters_of
-from embedder.observability.trackers import ThreadedTracker, track_run
+from embedder.observability.trackers import Tracker, track_run
 from embedder.plugins.trackers import clients
 from embedder.plugins.train.train_run import train
 from embedder.store.files import StoreFiles
@@ -75,14 +75,14 @@ def warnings_of(caplog):
 
 def test_calls_reach_the_client_in_order_and_the_end_is_waited_for():
     client = Notes()
-    tracker, told = ThreadedTracker(client, "notes"), []
+    tracker, told = Tracker(client, "notes"), []
     tracker.log({"early": 1.0}, step=0)  # before there is a run
     tracker.begin("run", {}, {}, told.append)
     for step in range(5):
         tracker.log({"items": step}, step=step)
-    tracker.end(succeeded=True, files={})
-    tracker.end(succeeded=False, files={})
-    assert client.calls == [("begin", "run"), *(("log", step) for step in range(5)), ("files", []), ("end", True)]
+    tracker.end(succeeded=True)
+    tracker.end(succeeded=False)
+    assert client.calls == [("begin", "run"), *(("log", step) for step in range(5)), ("end", True)]
     assert told == ["id-1"]
 
 
@@ -97,22 +97,40 @@ def test_a_client_that_cannot_be_made_costs_one_warning(caplog, monkeypatch):
 @pytest.mark.parametrize("fails_at", [0, 1, 2])
 def test_a_client_that_fails_costs_one_warning_and_is_called_no_more(caplog, fails_at):
     client = Notes(fails_at=fails_at)
-    tracker = ThreadedTracker(client, "notes")
+    tracker = Tracker(client, "notes")
     tracker.begin("run", {}, {})
     for step in range(20):
         tracker.log({"items": step}, step=step)
-    tracker.end(succeeded=True, files={})
+    tracker.end(succeeded=True)
     assert len(client.calls) == fails_at
     (warning,) = warnings_of(caplog)
     assert "ConnectionError: the server is gone for good" in warning and "the run goes on" in warning
 
 
+def test_a_client_that_ends_its_process_costs_one_warning_and_not_the_run(caplog, monkeypatch):
+    def leave(config):
+        raise SystemExit("no key")
+
+    monkeypatch.setattr(trackers, "require", lambda extra, where: None)
+    monkeypatch.setattr(trackers, "load_plugin", lambda *_: leave)
+    with track_run(TrackerConfig(kind="wandb"), "embed") as tracker:
+        tracker.begin("run", {}, {})
+    (warning,) = warnings_of(caplog)
+    assert "tracker wandb: given up for this run (SystemExit: no key)" in warning
+    caplog.clear()
+    tracker = Tracker(Notes(), "notes")
+    tracker.begin("run", {}, {}, leave)
+    tracker.end(succeeded=True)
+    (warning,) = warnings_of(caplog)
+    assert "tracker notes: given up for this run (SystemExit: no key)" in warning
+
+
 def test_a_client_that_hangs_is_left_after_its_time(caplog, monkeypatch):
     monkeypatch.setattr(trackers, "END_S", 0.05)
     answered = threading.Event()
-    tracker = ThreadedTracker(Notes(waits_for=answered), "notes")
+    tracker = Tracker(Notes(waits_for=answered), "notes")
     tracker.begin("run", {}, {})
-    tracker.end(succeeded=True, files={})
+    tracker.end(succeeded=True)
     assert len(warnings_of(caplog)) == 1 and "no answer for" in warnings_of(caplog)[0]
     answered.set()
     tracker._thread.join(30)
@@ -122,13 +140,13 @@ def test_a_client_that_hangs_is_left_after_its_time(caplog, monkeypatch):
 def test_calls_that_a_slow_client_is_behind_are_bounded(caplog, monkeypatch):
     monkeypatch.setattr(trackers, "MAX_WAITING", 3)
     answered = threading.Event()
-    tracker = ThreadedTracker(Notes(waits_for=answered), "notes")
+    tracker = Tracker(Notes(waits_for=answered), "notes")
     tracker.begin("run", {}, {})
     for step in range(10):
         tracker.log({}, step=step)
     assert "calls behind" in "".join(warnings_of(caplog)) and len(warnings_of(caplog)) == 1
     answered.set()
-    tracker.end(succeeded=True, files={})
+    tracker.end(succeeded=True)
     tracker._thread.join(30)
     assert not tracker._thread.is_alive()
 

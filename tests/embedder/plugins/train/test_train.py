@@ -23,8 +23,11 @@ from embedder.config import load_config
 from embedder.errors import ConfigError, RunFailedError, SourceError
 from embedder.ingest.embed import embed
 from embedder.models.model_folder import open_model
+from embedder.plugins.train import loop
 from embedder.plugins.train.items import list_items
+from embedder.plugins.train.train_progress import from_plain
 from embedder.plugins.train.train_run import train
+from embedder.plugins.train.trainer.train_checkpoint import load_checkpoint
 from embedder.plugins.train.trainer.train_settings import TrainSettings
 from shards.model_errors import ModelError
 
@@ -95,6 +98,23 @@ def test_a_stopped_run_leaves_a_model_and_resumed_it_equals_an_uninterrupted_one
     for folder in ("model", "last"):
         assert weights(out / folder) == weights(tmp_path / "a" / "run" / folder)
     assert metrics(out) == metrics(tmp_path / "a" / "run")
+
+
+@pytest.mark.medium
+def test_held_out_pairs_are_counted_once_however_often_a_run_is_resumed(pairs, tiny_model, tmp_path):
+    config = training(pairs, tmp_path / "out", model=str(tiny_model))
+    stops, seen = {1, 2}, []
+    for resume in (False, True):
+
+        def stop(step):
+            if step in stops:
+                stops.remove(step)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.raises(RunFailedError, match="stopped on request"):
+            train(config, show_steps=calling(stop), resume=resume)
+        seen.append(from_plain(load_checkpoint(tmp_path / "out/checkpoint.pt")["standing"]).counts.num_seen)
+    assert seen[1] - seen[0] == config.batch_size, "those of the second step"
 
 
 @pytest.mark.medium
@@ -174,7 +194,9 @@ import pickle, sys
 sys.modules["ray"] = None  # as if it weren't there: importing it fails
 from embedder.plugins.train import decode_stream
 from embedder.plugins.train.train_command import step_bar
+from embedder.plugins.train.train_progress import from_plain
 from embedder.plugins.train.train_run import train
+from embedder.plugins.train.trainer.train_checkpoint import load_checkpoint
 from embedder.plugins.train.trainer.train_settings import TrainSettings
 decode_stream.IMAGE_DECODE_S = 1e3  # so slow that `auto` would take Ray
 report = train(pickle.load(sys.stdin.buffer), show_steps=step_bar)
@@ -212,6 +234,24 @@ def test_too_many_broken_pairs_end_the_run_and_name_the_cure(tiny_model, tmp_pat
         train(training(source, tmp_path / "out", model=str(tiny_model)))
     changes = {"model": str(tiny_model), "max_reject_fraction": 0.2}
     assert train(training(source, tmp_path / "out", **changes), resume=True).num_rejected == 6
+
+
+@pytest.mark.medium
+def test_a_run_that_too_many_broken_pairs_end_within_an_epoch_goes_on_with_the_next_batch(
+    tiny_model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(loop, "MIN_SEEN", 20)
+    rows = train_samples.rows_of(range(60))
+    for row in rows[:6]:
+        row["photo"] = b"no picture"
+    source = train_samples.table(tmp_path / "pairs.parquet", rows=rows)
+    options = {"model": str(tiny_model), "validation": {"every_steps": 2}}
+    with pytest.raises(RunFailedError, match="max_reject_fraction"):
+        train(training(source, tmp_path / "out", **options))
+    options["max_reject_fraction"] = 0.2
+    train(training(source, tmp_path / "out", **options), resume=True)
+    train(training(source, tmp_path / "whole", **options))
+    assert weights(tmp_path / "out" / "last") == weights(tmp_path / "whole" / "last")
 
 
 @pytest.mark.medium

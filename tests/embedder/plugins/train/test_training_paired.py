@@ -17,7 +17,6 @@ from embedder.retrieval.paired import (
 from embedder.retrieval.rank_metrics import score_ranks
 
 LIMITS = Thresholds()
-FEW = 2000  # resamples, for a test
 
 
 def hits(rng, shape, share=0.6):
@@ -34,7 +33,7 @@ def test_equal_models_are_called_equal_about_as_often_as_the_confidence_says():
     called = 0
     for _ in range(300):
         before = hits(rng, 400)
-        called += paired_difference(before, noisy(rng, before, 0.3), LIMITS, num_resamples=FEW).is_equal
+        called += paired_difference(before, noisy(rng, before, 0.3), LIMITS).is_equal
     assert 0.92 <= called / 300 <= 0.98
 
 
@@ -45,7 +44,7 @@ def test_many_groups_together_raise_no_more_false_alarms_than_one():
     for _ in range(60):
         before = hits(rng, 1200)
         after = noisy(rng, before, 0.4)
-        corrected += all(each.is_equal for each in paired_differences(before, after, groups, LIMITS, FEW * 5))
+        corrected += all(each.is_equal for each in paired_differences(before, after, groups, LIMITS))
         alone += all(paired_difference(before[own], after[own], LIMITS).is_equal for own in groups.values())
     assert corrected / 60 > 0.88 > alone / 60
 
@@ -76,14 +75,14 @@ def test_a_loss_within_what_is_allowed_passes_and_to_be_proven_it_needs_more_que
 
 def test_power_is_what_simulation_finds():
     rng = np.random.default_rng(3)
-    found = [paired_difference(x := hits(rng, 500), noisy(rng, x, 0.2), LIMITS, num_resamples=FEW) for _ in range(60)]
+    found = [paired_difference(x := hits(rng, 500), noisy(rng, x, 0.2), LIMITS) for _ in range(60)]
     told = np.mean([each.detectable for each in found])
     seen = 0
     for _ in range(300):
         before = hits(rng, 500)
         after = noisy(rng, before, 0.2)
         lost = rng.random(500) < told / 0.6  # of the hits, so that the mean loss is what was told
-        seen += paired_difference(before, np.where(lost, 0, after), LIMITS, num_resamples=FEW).high < 0
+        seen += paired_difference(before, np.where(lost, 0, after), LIMITS).high < 0
     assert seen / 300 == pytest.approx(0.8, abs=0.1)
 
 

@@ -1,7 +1,11 @@
 """Training step: reproducible, resumable to the bit, and frozen parts stay unchanged."""
 
+import errno
 import itertools
+import os
 import resource
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from embedder.errors import RunFailedError
 from embedder.plugins.train.train_outputs import Outputs
+from embedder.plugins.train.trainer import export
 from embedder.plugins.train.trainer.batch import TrainBatch
 from embedder.plugins.train.trainer.train_checkpoint import load_checkpoint, save_checkpoint
 from embedder.plugins.train.trainer.train_settings import AugmentSettings, TrainSettings
@@ -73,6 +78,20 @@ def test_one_seed_gives_the_same_weights_twice_and_another_seed_others(make_conf
     assert_same_weights(first, second)
     run(other, 0, 4)
     assert not torch.equal(first.weights()["vision.pos_embed"], other.weights()["vision.pos_embed"])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gradients_that_are_not_finite_reach_no_weight_though_the_loss_is(make_config, value):
+    trainer, same = (Trainer(make_config(), settings()) for _ in range(2))
+    run(trainer, 0, 1)
+    run(same, 0, 1)
+    parameter = next(parameter for _, parameter in trainer._named_parameters())
+    hook = parameter.register_hook(lambda gradient: torch.full_like(gradient, value))
+    with pytest.raises(ModelError, match=r"step 2: the norm of the gradients is (nan|inf); lower learning_rate"):
+        run(trainer, 1, 2)
+    assert_same_weights(trainer, same)
+    hook.remove()
+    assert run(trainer, 1, 2) == run(same, 1, 2), "nor the state of the optimizer"
 
 
 @pytest.mark.medium
@@ -207,11 +226,9 @@ def test_an_export_in_float16_is_half_as_large_and_points_the_same_way(make_conf
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (full, half)]
     assert sizes[1] < 0.6 * sizes[0]
     pixels = make_train_batch(trainer.config).pixels
+    images = TowerState(pixels, torch.ones(len(pixels), dtype=torch.int64))
     with torch.no_grad():
-        one, other = (
-            load_towers(folder).project("vision", pixels, torch.ones(len(pixels), dtype=torch.int64))
-            for folder in (full, half)
-        )
+        one, other = (load_towers(folder).project("vision", images) for folder in (full, half))
     assert torch.cosine_similarity(one, other).min() > 0.9999
 
 
@@ -228,6 +245,50 @@ def test_the_best_model_so_far_gives_way_to_a_better_one_but_other_folders_do_no
     with pytest.raises(ModelError, match="there is something already"):
         trainer.export(tmp_path / "photos", "fourth", replace=True)
     assert (tmp_path / "photos" / "a.jpg").read_bytes() == b"x"
+
+
+def test_a_model_is_replaced_where_a_killed_process_of_the_same_id_left_an_old_one(make_config, make_model, tmp_path):
+    trainer = Trainer(make_model(make_config()), settings())
+    trainer.export(tmp_path / "best", "first", replace=True)
+    left = tmp_path / f".best.{os.getpid()}.old"
+    left.mkdir()
+    (left / "model.safetensors").touch()
+    trainer.export(tmp_path / "best", "second", replace=True)
+    assert load_towers(tmp_path / "best").config.name == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_process_killed_at_any_rename_leaves_the_old_model_or_the_new_one(
+    make_config, make_model, tmp_path, monkeypatch
+):
+    trainer, best, rename = Trainer(make_model(make_config()), settings()), tmp_path / "best", Path.rename
+    trainer.export(best, "first", replace=True)
+    for number in range(4):
+        left = iter(range(number))
+
+        def dying(path, target, left=left):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return rename(path, target)
+
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(Path, "rename", dying)
+            trainer.export(best, f"second {number}", replace=True)
+        assert load_towers(best).config.name in ("first", *(f"second {each}" for each in range(number + 1)))
+    assert load_towers(best).config.name == "second 3"
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_model_is_replaced_where_the_file_system_exchanges_no_names(make_config, make_model, tmp_path, monkeypatch):
+    def refuse(flag, source, target):
+        raise OSError(errno.EINVAL, "as NFS does")
+
+    trainer = Trainer(make_model(make_config()), settings())
+    monkeypatch.setattr(export, "rename_with", refuse)
+    for name in ("first", "second"):
+        trainer.export(tmp_path / "best", name, replace=True)
+        assert load_towers(tmp_path / "best").config.name == name
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 def test_a_delta_holds_the_named_layers_and_nothing_else_and_leaves_its_base(make_config, make_model, tmp_path):
@@ -252,9 +313,8 @@ def test_a_delta_holds_the_named_layers_and_nothing_else_and_leaves_its_base(mak
         assert torch.equal(found[name], trained[name] if name in changed else tensor), name
     batch = make_train_batch(config)
     with torch.no_grad():
-        projected = load_towers(together).project(
-            "vision", batch.pixels, torch.ones(len(batch.pixels), dtype=torch.int64)
-        )
+        images = TowerState(batch.pixels, torch.ones(len(batch.pixels), dtype=torch.int64))
+        projected = load_towers(together).project("vision", images)
     expected = trainer.encode_images(batch.pixels)
     assert_close(torch.nn.functional.normalize(projected, dim=-1), expected, atol=1e-5, rtol=0)
 

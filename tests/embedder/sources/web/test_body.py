@@ -125,3 +125,21 @@ def test_other_answers_that_are_no_media_say_what_they_are(server, client):
     error = failure(client, asked(server, json_answer))
     assert "neither an image nor a video (application/json\\x1b[31m)" in error.message
     assert "the answer is empty" in failure(client, asked(server, lambda handler: handler.send(b""))).message
+
+
+def test_an_endless_page_behind_an_error_that_gives_its_length_twice_is_not_received(server, make_client):
+    def endless(handler):
+        handler.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 10, 10\r\n\r\n")
+        handler.forever(bytes(65_536))
+
+    assert failure(make_client(max_tries=1, timeout_s=0.5), asked(server, endless)).error_type == "NotFound"
+
+
+@pytest.mark.parametrize("size", [b"-1", b"-5"])
+def test_a_chunk_of_negative_size_is_not_received(server, make_client, size):
+    def endless(handler):
+        handler.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + size + b"\r\n" + PNG)
+        handler.forever(bytes(65_536))
+
+    error = failure(make_client(max_tries=1, timeout_s=0.5), asked(server, endless))
+    assert (error.error_type, error.transient) == ("Truncated", True)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -148,6 +149,14 @@ def test_a_redirect_may_be_written_in_utf_8(server, client):
     assert client.download(asked(server, lambda handler: handler.write(answer)), LIMITS).data == samples.image_bytes(1)
 
 
+def test_interim_answers_before_the_answer_are_passed_over(server, client):
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n"
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n" + hints + hints
+    answer = interim + HEAD + b"Content-Length: %d\r\n\r\n" % len(PNG) + PNG
+    assert client.download(asked(server, lambda handler: handler.wfile.write(answer)), LIMITS).data == PNG
+    assert client.download(asked(server, image(0)), LIMITS).data == PNG and server.num_connections == 1
+
+
 SLOW = {
     "the status line": lambda handler: handler.drip(b"H"),
     "headers": lambda handler: (handler.write(HEAD + b"X: "), handler.drip(b"x")),
@@ -268,6 +277,17 @@ def test_a_dead_host_is_left_alone_and_others_are_not(server, make_client, monke
     error = failure(client, dead)
     assert (error.error_type, error.transient) == ("HostFailing", True)
     assert client.download(asked(server, image(0)), LIMITS).data == PNG
+
+
+def test_a_host_that_refuses_and_asks_to_wait_each_time_wins_no_time_of_further_items(server, make_client, monkeypatch):
+    monkeypatch.setattr(hosts, "MAX_FAILURES", 3)
+    monkeypatch.setattr(hosts, "REST_S", 0.01)
+    client, address = make_client(timeout_s=0.4), asked(server, status(429, Retry_After="3600"))
+    assert [failure(client, address).error_type for _ in range(3)] == ["ServerBusy"] * 3
+    began_s = time.monotonic()
+    assert {failure(client, address).error_type for _ in range(5)} == {"HostFailing"}
+    assert time.monotonic() - began_s < 0.4
+    assert len(server.requests) == 3
 
 
 def test_no_more_hosts_are_remembered_than_a_bound(make_client, monkeypatch):

@@ -152,3 +152,14 @@ def test_tls_goes_through_a_proxy_verified_and_without_its_password(secure, prox
     assert "Proxy-Authorization" not in secure.requests[0][2]
     with contextlib.closing(client), pytest.raises(FetchError, match="BadCertificate"):
         client.download(address.replace(NAME, "other.example"), LIMITS)
+
+
+@pytest.mark.parametrize("proxy", ["http://me:SECRET@proxy:port", "me:SECRET@", "http://[::1", "http://a b:3128", "//"])
+def test_a_proxy_that_is_no_address_is_named_without_its_password(make_client, monkeypatch, proxy):
+    client = make_client(use_proxy=True, max_tries=1)
+    monkeypatch.setenv("https_proxy", proxy)
+    with pytest.raises(FetchError) as caught:
+        client.download(f"https://{NAME}/a.png", LIMITS)
+    assert (caught.value.error_type, caught.value.transient) == ("NetworkError", True)
+    assert "https_proxy of the environment has no valid host and port" in caught.value.message
+    assert "SECRET" not in caught.value.message

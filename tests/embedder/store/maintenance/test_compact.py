@@ -27,11 +27,6 @@ from embedder.store.tables.tables import RecordTable
 TARGET = PartTarget(num_rows=100, size_bytes=1000)
 
 
-@pytest.fixture
-def files(tmp_path):
-    return new_store(tmp_path / "store")
-
-
 def part(path: str, num_rows: int = 10, size_bytes: int = 100) -> PartFile:
     return PartFile(table="items", path=path, num_rows=num_rows, size_bytes=size_bytes, stats="", session="")
 

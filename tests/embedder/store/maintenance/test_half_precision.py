@@ -21,6 +21,7 @@ from store_states import Killed, build_store_index, dying, new_store, no_index, 
 from two_models import OTHER, TwoModels, view_of
 
 from embedder.config_toml.sections import IndexConfig
+from embedder.plugins.maintain.purge.purge import purge
 from embedder.retrieval.store_api import open_store
 from embedder.store.journal.part_writer import write_part
 from embedder.store.layout import STORE_FILE, StoreInfo, read_current, read_record
@@ -31,7 +32,6 @@ from embedder.store.maintenance.half_precision import (
     is_half_store,
     measure_loss,
 )
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import publish

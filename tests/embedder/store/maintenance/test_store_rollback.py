@@ -32,11 +32,6 @@ UP = [0.0, 1.0]
 
 
 @pytest.fixture
-def files(tmp_path):
-    return new_store(tmp_path / "store")
-
-
-@pytest.fixture
 def two_nights(files):
     publish_refresh(files, row("a.jpg"), row("b.jpg"))
     before = state_now(files)

@@ -9,14 +9,14 @@ from search_stores import ids, picture, searchable, towards
 from store_states import Killed, dying, no_index
 
 from embedder.errors import StoreError
+from embedder.plugins.maintain.migrate import migrate
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.retrieval.store_api import open_store
 from embedder.store.layout import Current, read_current, write_record
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import compact
-from embedder.store.maintenance.migrate import migrate
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.current import parts_at
 from embedder.store.publish.history import past_runs, publications, readable
 from embedder.store.publish.publish import finish_publication

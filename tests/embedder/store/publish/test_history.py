@@ -5,7 +5,7 @@ import json
 import pytest
 from deltalake import DeltaTable
 from store_samples import begin, reject, row, table
-from store_states import new_store, publish_refresh, record
+from store_states import publish_refresh, record
 
 import embedder
 from embedder.errors import StoreError
@@ -27,11 +27,6 @@ from embedder.store.publish.history import (
 )
 from embedder.store.publish.rejects import find_rejects
 from embedder.store.tables.tables import RecordTable
-
-
-@pytest.fixture
-def files(tmp_path):
-    return new_store(tmp_path / "store")
 
 
 def test_every_publication_is_told_with_what_it_held(files):
@@ -172,9 +167,8 @@ def test_rejects_are_found_without_the_files_that_hold_none(files):
     assert find_rejects(files).items["item_id"].to_pylist() == ["b.jpg"]
 
 
-def test_the_last_publications_are_read_one_by_one_as_far_as_they_are_needed(files, monkeypatch):
-    made = [publish_refresh(files, row(f"{number}.jpg")) for number in range(4)]
-    assert [each.run_id for each in latest_publications(files)] == [each.run_id for each in reversed(made)]
+def noted_reads(monkeypatch) -> list[str]:
+    """Paths that stores read from here on."""
     read, reading = [], StoreFiles.read
 
     def noted(self, path):
@@ -182,6 +176,13 @@ def test_the_last_publications_are_read_one_by_one_as_far_as_they_are_needed(fil
         return reading(self, path)
 
     monkeypatch.setattr(StoreFiles, "read", noted)
+    return read
+
+
+def test_the_last_publications_are_read_one_by_one_as_far_as_they_are_needed(files, monkeypatch):
+    made = [publish_refresh(files, row(f"{number}.jpg")) for number in range(4)]
+    assert [each.run_id for each in latest_publications(files)] == [each.run_id for each in reversed(made)]
+    read = noted_reads(monkeypatch)
     assert next(latest_publications(files)).run_id == made[-1].run_id
     assert read == [CURRENT_FILE, f"runs/{made[-1].run_id}/published.json"]
 
@@ -192,13 +193,7 @@ def test_runs_are_found_by_their_folders_and_only_those_after_the_publication_ar
     run, metadata = begin(files)
     write_part(files, metadata, 0, table(row("x.jpg")))
     monkeypatch.setattr(StoreFiles, "list", None)
-    read, reading = [], StoreFiles.read
-
-    def noted(self, path):
-        read.append(path)
-        return reading(self, path)
-
-    monkeypatch.setattr(StoreFiles, "read", noted)
+    read = noted_reads(monkeypatch)
     assert [each.run_id for each in unfinished_runs(files)] == [run.run_id]
     assert last_run(files).run_id == run.run_id
     assert read == [CURRENT_FILE, *[f"runs/{run.run_id}/run.json"] * 2]

@@ -9,7 +9,6 @@ from store_states import (
     Killed,
     dying,
     finished_ids,
-    new_store,
     no_index,
     publish_refresh,
     rows_now,
@@ -19,14 +18,14 @@ from store_states import (
 from work_on_disk import finished_items_in, in_memory_and_on_disk  # noqa: F401 - each test runs both ways
 
 from embedder.errors import StoreError
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import write_part
 from embedder.store.journal.runs import unfinished_runs
 from embedder.store.layout import read_current, run_file
 from embedder.store.lock import write_lock
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.history import one_before, past_runs, publications
 from embedder.store.publish.interim import INTERIM_FILE, UnpublishedWork
 from embedder.store.publish.publication import ModelWork
@@ -35,11 +34,6 @@ from embedder.store.publish.rejects import find_rejects
 from embedder.store.store_info import bind_store
 
 INTENT = PublishIntent(kind="refresh", info=INFO)
-
-
-@pytest.fixture
-def files(tmp_path):
-    return new_store(tmp_path / "store")
 
 
 class Session:

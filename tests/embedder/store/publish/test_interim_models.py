@@ -10,20 +10,15 @@ from store_samples import reject, row
 from store_states import Killed, dying, finished_ids, new_store, no_index, rows_now, state_now
 from two_models import TwoModels, view_of
 
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.journal.runs import unfinished_runs
 from embedder.store.layout import read_current
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.history import publications, readable
 from embedder.store.publish.publish import (
     finish_publication,
 )
 from embedder.store.publish.rejects import find_rejects
-
-
-@pytest.fixture
-def files(tmp_path):
-    return new_store(tmp_path / "store")
 
 
 def states(files) -> tuple:

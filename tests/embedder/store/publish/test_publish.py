@@ -15,9 +15,10 @@ from store_states import Killed, dying, finished_ids
 from work_on_disk import finished_items_in, in_memory_and_on_disk  # noqa: F401 - each test runs both ways
 
 from embedder.errors import StoreError
+from embedder.retrieval.store_api import open_store
 from embedder.store.files import StoreFiles
-from embedder.store.journal.part_writer import write_part
-from embedder.store.journal.runs import finished_items
+from embedder.store.journal.part_writer import RunMetadata, write_part
+from embedder.store.journal.runs import finished_items, start_run
 from embedder.store.layout import (
     CURRENT_FILE,
     PUBLISHED_FILE,
@@ -318,6 +319,36 @@ def check_rows(files):
         ("c.jpg", [1.0, 0.0]),
     ]
     assert [each["item_id"] for each in rows_of(files, "items")] == ["a.jpg", "b.jpg", "c.jpg"]
+
+
+@pytest.mark.medium
+def test_a_change_of_the_model_killed_before_any_write_of_publishing_serves_one_model(tmp_path, monkeypatch):
+    for number in count():
+        files = StoreFiles(tmp_path / str(number))
+        bind_store(files, INFO)
+        publish_rows(files, row("a.jpg"), row("b.jpg"))
+        work = work_of_another_model(files)
+        with dying(monkeypatch, number) as made, suppress(Killed):
+            publish([work])
+        served = open_store(files.address)
+        assert {each["model_fingerprint"] for each in served.to_arrow().to_pylist()} == {served.info.model_fingerprint}
+        finish_publication(files)
+        publish([work_of_another_model(files)])
+        assert [(each["item_id"], each["image_embedding"]) for each in rows_of(files)] == [("a.jpg", [0.0, 1.0])]
+        assert open_store(files.address).info.model == read_store_info(files).model == "new"
+        assert read_current(files).embeddings == RecordTable(files, "embeddings").version
+        if len(made) < number:
+            break
+    assert number > 7, "the intent, two commits, the record, the swap, store.json, the run"
+
+
+def work_of_another_model(files):
+    info = INFO.model_copy(update={"model": "new", "model_fingerprint": "two"})
+    bind_store(files, info, may_change=True)
+    run = start_run(files, info, pa.schema([]))
+    metadata = RunMetadata(run.run_id, run.session, "two", PREPROCESSING, pa.schema([]))
+    write_part(files, metadata, 0, table(row("a.jpg", image_embedding=[0.0, 1.0])))
+    return ModelWork(run, metadata, PublishIntent(kind="refresh", info=info, replaces_all=True))
 
 
 def test_parts_of_cut_off_tasks_are_swept_when_the_run_is_published(files):

@@ -19,14 +19,14 @@ from embedder.encoders.query_encoder import QueryEncoder
 from embedder.encoders.query_tower_export import export_query_towers, preprocessing_of
 from embedder.errors import ConfigError, StoreError
 from embedder.models.model_folder import open_model
+from embedder.plugins.maintain.purge.audit import is_free_text
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.retrieval.store_api import open_store
 from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
 from embedder.store.journal.part_writer import RunMetadata, write_part
 from embedder.store.journal.runs import start_run
 from embedder.store.layout import StoreInfo
-from embedder.store.maintenance.purge.audit import is_free_text
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.publication import ModelWork
 from embedder.store.publish.publish import PublishIntent, publish
 from embedder.store.publish.query_towers import TOWERS_FOLDER, find_towers, towers_path, write_manifest

@@ -14,11 +14,12 @@ from store_samples import row
 from store_states import new_store, no_index, publish_refresh, rows_at, rows_now, set_clock, state_now
 
 from embedder.errors import StoreError
+from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.store_check.check import check_store
+from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.files import StoreFiles
 from embedder.store.maintenance.compact import PartTarget, compact
-from embedder.store.maintenance.purge.purge import purge
 from embedder.store.maintenance.rollback import rollback
-from embedder.store.maintenance.vacuum import vacuum
 from embedder.store.publish.history import publications, readable
 from embedder.store.schema import TABLES
 from embedder.store.tables import deletion_vectors
@@ -32,7 +33,6 @@ from embedder.store.tables.deletion_vectors import (
     with_feature,
 )
 from embedder.store.tables.tables import RecordTable
-from embedder.store_check.check import check_store
 
 MADE_BY_PYROARING = [
     ("eNq7eNkyhZEBAawMGBggfFYGASDJzMDCwM7AzSDEIMsAAG8xAws=", [3, 4, 7, 11, 18, 29]),

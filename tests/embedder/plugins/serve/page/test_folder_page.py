@@ -73,6 +73,22 @@ def test_filters_are_folders_names_dates_and_types_and_nothing_that_occurs_once(
     assert "folder=2024%2F07+Norway%2Fraw" in page.url
 
 
+def test_days_of_files_are_those_of_the_reader(open_page, folder_url):
+    """What is of midnight in UTC is of the evening before in New York."""
+    page = open_page(f"{folder_url}/?sort=name", timezone_id="America/New_York")
+    page.click("#filter-toggle")
+    for end, count in (("min", NUM_IN_FOLDERS - 13), ("max", 1)):
+        page.fill(f"#{end}-file_date", "2026-03-13")
+        page.locator(f"#{end}-file_date").blur()
+        expect(page.locator(TILES)).to_have_count(count)
+    assert "IMG_0013" in item_ids(page)[0]
+    page.reload()
+    expect(page.locator("#chips .chip")).to_have_text(["file date: 2026-03-13 to 2026-03-13"])
+    for end in ("min", "max"):
+        expect(page.locator(f"#{end}-file_date")).to_have_value("2026-03-13")
+    expect(page.locator(TILES)).to_have_count(1)
+
+
 @pytest.mark.parametrize("width", [390, 320])
 def test_a_phone_shows_long_names_within_its_width(open_page, folder_url, width):
     page = open_page(f"{folder_url}/?folder=2024&name={LONG_NAME[:30]}", viewport={"width": width, "height": 640})

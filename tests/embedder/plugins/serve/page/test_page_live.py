@@ -1,8 +1,11 @@
 """The search page over time: a server that restarts, publications that follow one another, tokens."""
 
+import csv
+import io
 import shutil
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from browser_waits import wait_for_answers, wait_until
@@ -87,6 +90,32 @@ def test_a_new_publication_is_offered_and_compared_with_the_old(open_page, grown
         page.goto("about:blank")
 
 
+def test_a_list_goes_on_in_the_publication_that_it_began_in(open_page, grown, tmp_path):
+    config, first = grown
+    wanted = sorted(set(embedder.open_store(config.store).to_arrow(["item_id"])["item_id"].to_pylist()))
+    with running(config.store, follow_s=FOLLOW_S, cache_dir=tmp_path / "cache") as url:
+        page = open_page(url)
+        page.evaluate(
+            """async () => {
+              const { Results } = await import("/page/results.js");
+              const hooks = { open() {}, more() {}, changed() {}, empty: () => null, cure: () => null, side: "" };
+              globalThis.listed = new Results(document.createElement("div"), hooks);
+              await listed.show("a list", { where: null, k: 20, sort: "name", seed: 0 }, null, "");
+            }"""
+        )
+        embed(config)
+        assert embedder.open_store(config.store).current.run_id != first
+        wait_until(page, f"fetch('/status').then((r) => r.json()).then((s) => s.publication !== '{first}')")
+        found = page.evaluate(
+            """async () => {
+              while (listed.page.cursor) await listed.more();
+              return listed.grid.hits.map((hit) => hit.item_id);
+            }"""
+        )
+        assert found == wanted
+        page.goto("about:blank")
+
+
 def test_differences_name_what_one_side_has_and_how_the_others_moved(open_page, url):
     page = open_page(url)
     found = page.evaluate(
@@ -150,3 +179,46 @@ def test_a_busy_server_is_asked_again(open_page, url):
     page.fill("#q", "car")
     expect(page.locator(TILES).first).to_be_visible()
     assert refused.is_set()
+
+
+def test_a_server_that_is_never_ready_for_texts_is_not_waited_for(open_page, url):
+    page = open_page(f"{url}/?q=car")
+    expect(page.locator(TILES).first).to_be_visible()
+    page.route("**/readyz", lambda route: route.fulfill(status=503, json={"error": {"what": "no text can be encoded"}}))
+    lost = []
+
+    def lose_once(route):
+        if lost:
+            return route.continue_()
+        lost.append(route)
+        return route.abort()
+
+    page.route("**/search", lose_once)
+    page.fill("#q", "green tree")
+    wait_for_answers(page, 2)
+    assert lost
+    expect(page.locator(".banner")).to_have_count(0)
+
+
+def test_what_is_chosen_on_a_side_is_exported_of_its_publication(open_page, grown, tmp_path):
+    config, first = grown
+    embed(config)
+    second = embedder.open_store(config.store).current.run_id
+    old, new = "shop:pictures/001", f"shop:pictures/{NUM_IMAGES + 1:03d}"
+    with running(config.store, cache_dir=tmp_path / "cache") as url:
+        where = quote(f"item_id IN ('{old}', '{new}')")
+        page = open_page(f"{url}/?q=car&version={first}&vs={second}&where={where}")
+        expect(page.locator(f"#left {TILES}")).to_have_count(1)
+        expect(page.locator(f"#right {TILES}")).to_have_count(2)
+        written = []
+        page.on("download", lambda each: written.append(Path(each.path()).read_text()))
+        page.click("#left .tile-choose", force=True)
+        page.locator(f"#right {TILES}", has_text=f" {NUM_IMAGES + 1}").locator(".tile-choose").click(force=True)
+        expect(page.locator("#selected")).to_have_text("2 selected")
+        page.locator("#formats button", has_text="CSV").click()
+        for _ in range(200):
+            page.wait_for_timeout(50)
+            if len(written) == 2:
+                break
+        assert sorted(row["item_id"] for text in written for row in csv.DictReader(io.StringIO(text))) == [old, new]
+        page.goto("about:blank")

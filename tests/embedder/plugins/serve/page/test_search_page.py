@@ -348,3 +348,66 @@ def test_switches_change_the_search(open_page, url, switch, changes):
     page.reload()
     searched(page)
     assert page.locator(f"#{switch}").is_checked()
+
+
+@pytest.mark.medium
+def test_a_time_of_a_link_that_is_none_is_a_filter_that_can_be_taken_away(open_page, url):
+    page = open_page(f"{url}/?min.taken=yesterday&max.taken=2026-99-99T00:00:00Z")
+    expect(page.locator("#chips .chip")).to_have_text(["taken: yesterday to 2026-99-99T00:00:00Z"])
+    expect(page.locator("#filters")).to_be_visible()
+    for end in ("min", "max"):
+        expect(page.locator(f"#{end}-taken")).to_have_value("")
+    page.locator("#chips .chip").click()
+    expect(tiles(page)).to_have_count(0)
+    expect(page.locator("#welcome")).to_be_visible()
+
+
+@pytest.mark.medium
+def test_times_with_a_zone_are_shown_and_filtered_by_the_clock_of_the_reader(open_page, url):
+    page = open_page(f"{url}/?min.taken=2026-03-05T00:00:00.000Z", timezone_id="America/New_York")
+    expect(page.locator("#min-taken")).to_have_value("2026-03-04T19:00")
+    expect(page.locator("#chips .chip")).to_have_text(["taken: from 4 Mar 2026, 19:00"])
+    expect(page.locator("#count")).to_have_text("56 results, all that fits the filters")
+    page.locator("#max-taken").evaluate("field => field.closest('details').open = true")
+    page.fill("#max-taken", "20260-03-04T19:00")
+    page.locator("#max-taken").blur()
+    expect(page.locator("#chips .chip")).to_have_text(["taken: from 4 Mar 2026, 19:00"])
+    page.fill("#max-taken", "2026-03-04T19:00")
+    page.locator("#max-taken").blur()
+    expect(page.locator("#count")).to_have_text("1 result, all that fits the filters")
+    days = page.evaluate(
+        """async () => {
+          const { date } = await import("/page/dom.js");
+          return ["2026-03-05", "2026-03-05T08:00:00", "2026-03-05T00:00:00Z"].map(date);
+        }"""
+    )
+    assert days == ["5 Mar 2026", "5 Mar 2026, 08:00", "4 Mar 2026, 19:00"]
+
+
+@pytest.mark.medium
+def test_a_panel_that_the_browser_closes_is_closed_in_the_address_too(open_page, url):
+    """On Esc without a click before, and on a phone's gesture, it may close a dialog without asking the page."""
+    page = open_page(f"{url}/?q=car&item=shop%3Apictures%2F004")
+    expect(page.locator("#item .near").first).to_be_visible()
+    page.evaluate("document.querySelector('#item').close()")
+    page.wait_for_url("**/?q=car")
+    link = tiles(page).first.locator(".tile-link")
+    link.click()
+    expect(page.locator("#item")).to_be_visible()
+    page.evaluate("document.querySelector('#item').close()")
+    link.click()
+    expect(page.locator("#item")).to_be_visible()
+
+
+@pytest.mark.medium
+def test_back_takes_words_away_that_were_just_typed(open_page, url):
+    page = open_page(f"{url}/?q=car")
+    searched(page)
+    page.fill("#q", "a blue bird")
+    page.wait_for_url("**?q=a+blue+bird")
+    page.go_back()
+    expect(page.locator("#q")).to_have_value("car")
+    page.locator("#q").press_sequentially("s")
+    page.wait_for_url("**?q=cars")
+    page.go_back()
+    page.wait_for_url("**?q=car")
