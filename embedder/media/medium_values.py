@@ -228,7 +228,7 @@ def pixel_values(sized: SizedPixels, columns: Collection[str]) -> Values:
         few = image.reduce(max(1, min(sized.size) // COLOUR_SIDE))
         coarse = Image.frombytes("RGB", few.size, few.tobytes().translate(FOUR_BITS))
         colours = coarse.getcolors(few.width * few.height) or []
-        values["one_colour_share"] = round(max(count for count, _ in colours) / (few.width * few.height), 4)
+        values["one_colour_share"] = round(max(colours)[0] / (few.width * few.height), 4)
     return values
 
 
