@@ -6,11 +6,12 @@ Which sources a column has stands in `embedder.medium_columns`. A value that is 
 import io
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from operator import mul
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -214,16 +215,17 @@ def pixel_values(sized: SizedPixels, columns: Collection[str]) -> Values:
     grey, values = image.convert("L"), Values()
     if "perceptual_hash" in columns:
         small = grey.resize((9, 8), Image.Resampling.BOX).tobytes()
-        bits = "".join("01"[small[9 * row + x] < small[9 * row + x + 1]] for row in range(8) for x in range(8))
-        values["perceptual_hash"] = f"{int(bits, 2):016x}"
+        darker = ["01"[left < right] for left, right in pairwise(small)]
+        del darker[8::9]  # the end of a row beside the start of the next
+        values["perceptual_hash"] = f"{int(''.join(darker), 2):016x}"
     if "sharpness" in columns and min(sized.size) >= 8:
         width, height = grey.size
         middle = grey.crop((width // 4, height // 4, width - width // 4, height - height // 4))
         edges = middle.filter(LAPLACIAN).crop((1, 1, middle.width - 1, middle.height - 1))
-        mean, squares = _moments(edges)
-        values["sharpness"] = round(squares - mean**2, 2)
+        counts = edges.histogram()
+        values["sharpness"] = round(_mean(counts, SQUARES) - _mean(counts, LEVELS) ** 2, 2)
     if "brightness" in columns:
-        values["brightness"] = round(_moments(grey)[0] / 255, 4)
+        values["brightness"] = round(_mean(grey.histogram(), LEVELS) / 255, 4)
     if "one_colour_share" in columns:
         few = image.reduce(max(1, min(sized.size) // COLOUR_SIDE))
         coarse = Image.frombytes("RGB", few.size, few.tobytes().translate(FOUR_BITS))
@@ -239,9 +241,9 @@ COLOUR_SIDE = 28
 LEVELS, SQUARES = range(256), [level**2 for level in range(256)]
 
 
-def _moments(grey: Image.Image) -> tuple[float, float]:
-    counts, num = grey.histogram(), grey.width * grey.height
-    return sum(map(mul, counts, LEVELS)) / num, sum(map(mul, counts, SQUARES)) / num
+def _mean(counts: Sequence[int], values: Sequence[int]) -> float:
+    total: int = sum(map(mul, counts, values))
+    return total / sum(counts)
 
 
 def _times(sources: Sources) -> Values:
