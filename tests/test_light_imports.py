@@ -15,7 +15,7 @@ from index_stores import indexed_store, vector_of
 from packaging.version import Version
 
 import embedder
-from embedder.compat import FAST_START_VARIABLE, light_transformers
+from embedder.compat import FAST_START_VARIABLE, light_imports
 from embedder.retrieval.store_api import keep_row_files
 from embedder.store.lock import write_lock
 from shards.compat import DEFERRED_COMPILER
@@ -49,7 +49,7 @@ LIGHT = (
     "embedder.entry_points",
 )
 patched = pytest.mark.skipif(
-    not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),
+    not (DEFERRED_COMPILER.is_there() and light_imports.QUESTIONS.is_there()),
     reason="of versions that are not patched",
 )
 ROOT = Path(embedder.__file__).parents[1]
@@ -198,19 +198,20 @@ atexit.register(lambda: pathlib.Path("modules").write_text("\\n".join(sys.module
     assert result.returncode == 0, result.stderr[-2000:]
     imported = set((tmp_path / "modules").read_text().splitlines())
     assert {"torch", "timm.layers", "transformers.models.albert.modeling_albert"} <= imported
-    assert (UNUSED - ({"sympy"} if Version(version("torch")) < Version("2.15") else set())) & imported == set()
+    unused = UNUSED - ({"sympy"} if Version(version("torch")) < Version("2.15") else set()) | {"pandas"}
+    assert unused & imported == set()
 
 
 def test_the_names_of_transformers_models_that_are_read_once_are_those_that_it_reads_itself(tmp_path: Path) -> None:
     program = """
 import json, sys
-from embedder.compat.light_transformers import MODEL_NAMES, sparing_imports
+from embedder.compat.light_imports import MODEL_NAMES, sparing_imports
 with sparing_imports(with_text=True):
     import transformers.models
 from transformers.utils import import_utils
 if MODEL_NAMES.is_there():
     read = import_utils.create_import_structure_from_path
-    assert read.__module__ == "embedder.compat.light_transformers"
+    assert read.__module__ == "embedder.compat.light_imports"
     path = transformers.models.__file__
     cached = read.__closure__[1].cell_contents
     assert cached.cache_info().hits >= 1
@@ -227,10 +228,10 @@ def test_whether_a_tracker_is_installed_can_be_asked_where_it_is_left_out(is_ins
     program = """
 import sys
 from importlib.util import find_spec
-from embedder.compat import light_transformers
+from embedder.compat import light_imports
 
-light_transformers.TRACKER = "left_out"
-with light_transformers.sparing_imports(with_text=False):
+light_imports.TRACKER = "left_out"
+with light_imports.sparing_imports(with_text=False):
     is_found = find_spec("left_out") is not None
     try:
         import left_out
@@ -245,6 +246,23 @@ if is_found:
     if is_installed:
         (tmp_path / "left_out.py").touch()
     modules_after(program, str(is_installed), folder=tmp_path)
+
+
+def test_frames_are_read_and_made_after_arrow_was_kept_from_pandas(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    program = """
+import sys
+from embedder.compat import light_imports
+light_imports.is_command = lambda: True
+light_imports.spare_pandas()
+import pyarrow as pa
+rows = pa.table({"a": pa.array([1.0, None])})
+assert "pandas" not in sys.modules
+frame = rows.to_pandas()
+assert pa.table(frame)["a"].to_pylist() == [1.0, None]
+assert pa.array(frame["a"]).null_count == 1
+"""
+    assert "pandas" in modules_after(program, folder=tmp_path)
 
 
 @patched

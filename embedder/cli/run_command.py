@@ -20,6 +20,7 @@ import typer
 from embedder.cli.options import add_command, add_plugins
 from embedder.cli.results import Result, print_result
 from embedder.cli.terminal import MAX_LINE_CHARACTERS, TerminalLog
+from embedder.compat.light_imports import spare_pandas
 from embedder.config_toml.mistakes import ConfigMistakesError
 from embedder.entry_points import COMMANDS as PLUGINS
 from embedder.entry_points import find_plugins
@@ -98,6 +99,7 @@ def whole_app() -> typer.Typer:
 def _prepare_process() -> None:
     """Set up what the environment left out or has otherwise: streams, a home folder."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)
+    spare_pandas()
     sys.excepthook = _show_traceback
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by what started the command

@@ -5,7 +5,8 @@ without them, which is logged in one line. `tests/test_private_names.py` finds p
 
 For speed; also switched off by `fast_start = false`:
 
-    light_transformers                  transformers' questions about torch; garbage collection while it is imported
+    light_imports                       transformers' questions about torch; garbage collection while it is imported;
+                                        pandas, which Arrow imports with its first array
     malloc                              glibc's thresholds, through `mallopt`, which is public
     ray_start.light_start               Ray without monitor, log monitor and API server
     ray_helpers                         no helper actors of Ray Data on a Ray of the run's own

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedder.compat.light_transformers import is_command, sparing_imports
+from embedder.compat.light_imports import is_command, sparing_imports
 from embedder.executors.carried import detach_carried_columns
 from embedder.executors.executor import Executor, OnSample
 from embedder.executors.job import Job

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from embedder.batch_schema import CARRIED
-from embedder.compat.light_transformers import sparing_imports
+from embedder.compat.light_imports import sparing_imports
 from embedder.compat.ray_attempts import attempt_number
 from embedder.errors import USER_MISTAKES, RunFailedError
 from embedder.quantities import plural

@@ -19,20 +19,20 @@ from embedder.compat import (
     draining,
     execution_callbacks,
     fast_start,
-    light_transformers,
+    light_imports,
     ray_start,
     worker_options,
 )
 from shards.compat import DEFERRED_COMPILER, is_fast_start
 
 patched = pytest.mark.skipif(
-    not (DEFERRED_COMPILER.is_there() and light_transformers.QUESTIONS.is_there()),
+    not (DEFERRED_COMPILER.is_there() and light_imports.QUESTIONS.is_there()),
     reason="of versions that are not patched",
 )
 DEMO_MODEL = Path(embedder.__file__).parent / "demo_model"
 IMPORTED = """
 import json, sys
-from embedder.compat.light_transformers import sparing_imports
+from embedder.compat.light_imports import sparing_imports
 from shards.compat import deferred_compiler
 with sparing_imports(with_text=True), deferred_compiler():
     import timm.layers
@@ -115,7 +115,7 @@ def test_libraries_are_imported_as_they_are_where_the_environment_says_so(tmp_pa
     if value == "0":
         assert (compiler, asked) == ("module", "transformers.utils.import_utils")
     else:
-        assert (compiler, asked) == (None, "embedder.compat.light_transformers")
+        assert (compiler, asked) == (None, "embedder.compat.light_imports")
 
 
 @pytest.mark.medium
