@@ -90,7 +90,7 @@ def check_features(folder, model):
 
     def images(state):
         mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
-        pixels = ((state.values / 255 - mean) / std).permute(0, 3, 1, 2)
+        pixels = ((state.values / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()  # others take other kernels
         return model.forward_head(model.forward_features(pixels), pre_logits=True)
 
     check_against(folder, batch_of(folder), {"vision": images})
