@@ -41,7 +41,7 @@ def build(design: Design, table: VectorTable, queries: Floats, folder: Path, bui
     """
     capacity = rows_per_part(design, table.dim, build_bytes)
     template = train(design, table, queries)
-    faiss.write_index(template, str(folder / TEMPLATE_NAME))
+    faiss_build.write(template, folder / TEMPLATE_NAME)
     parts: list[DiskPart] = []
     builder = PartBuilder(template, 0, min(capacity, table.num_vectors), on_disk=design.on_disk)
     for block in table.blocks():
@@ -125,7 +125,7 @@ class PartBuilder:
         order = self._order()
         places = np.empty(self.num_rows, np.uint32)
         places[order] = np.arange(self.num_rows, dtype=np.uint32)
-        faiss.write_index(self._lists, str(folder / files.lists))
+        faiss_build.write(self._lists, folder / files.lists)
         with (folder / files.codes).open("wb") as file:
             for start in range(0, self.num_rows, _WRITTEN_ROWS):
                 file.write(self._codes[order[start : start + _WRITTEN_ROWS]].data)

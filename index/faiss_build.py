@@ -21,6 +21,7 @@ from index.vectors import Floats, Rows, VectorTable, keep_best, vectors_text
 VERSION: str = faiss.__version__
 TRAINING_SEED = 0
 READ_BYTES = 8 << 20
+WRITTEN_BYTES = 1 << 20
 OPQ_ROUNDS = 10
 OPQ_TRAINING_VECTORS = 16_384
 _LEFT_OUT = 0.1  # percent of the distances from a centroid beyond the last level, at either end
@@ -288,11 +289,12 @@ def num_bytes(index: faiss.Index | DiskIndex) -> int:
 
 
 def write(index: faiss.Index, path: Path) -> None:
-    """Write the index file."""
+    """Write the index file; OSError if the disk is full: FAISS's own writer loses the last bytes without a word."""
     inner = innermost(index)
     if isinstance(inner, faiss.IndexIVF):  # the map from rows to entries is rebuilt when the index is read
         inner.set_direct_map_type(faiss.DirectMap.NoMap)
-    faiss.write_index(index, str(path))
+    with path.open("wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, WRITTEN_BYTES))
 
 
 def read(file: BinaryIO) -> faiss.Index:

@@ -54,7 +54,7 @@ def build_part(template: Path, blocks: Iterable[Floats], out: Path) -> int:
     """Add rows, (n, E) float32 of unit norm, to a trained template, and write it as a part; returns their number."""
     index = faiss.read_index(str(template))
     faiss_build.add(index, blocks)
-    faiss.write_index(index, str(out))
+    faiss_build.write(index, out)
     return int(index.ntotal)
 
 

@@ -110,7 +110,8 @@ def write_version(
     faiss_search.prepare(meter.index)
     _write_queries(folder / QUERIES_NAME, ground_truths, centre)
     if not contents.is_live.all():
-        np.save(folder / LIVE_NAME, np.packbits(contents.is_live, bitorder="little"))
+        np.save(bits := io.BytesIO(), np.packbits(contents.is_live, bitorder="little"))
+        (folder / LIVE_NAME).write_bytes(bits.getvalue())  # NumPy loses the last bytes on a full disk without a word
     with timer.step("tune"):
         of_images = _tune_for_images(measured, image_parameters_before, origin.target_recall)
     with timer.step("hash"):

@@ -97,7 +97,10 @@ class IndexJob:
                 raise
             return manifest
 
-        return add_version(self.files, build_and_judge)
+        try:
+            return add_version(self.files, build_and_judge)
+        except OSError as error:
+            raise local_problem(error, f"{self.files.address}/{INDEX_FOLDER}") from error
 
     def _judge(self, manifest: Manifest) -> None:
         where, limit = f"store {self.files.address}", self.config.memory_bytes
@@ -148,8 +151,6 @@ def make_index(job: IndexJob, *, may_update: bool = True) -> int | None:
         except MemoryError as error:
             reasons.append(f"this machine's memory is too small for it{f' ({error})' if str(error) else ''}")
             break
-        except OSError as error:
-            raise local_problem(error, f"{job.files.address}/{INDEX_FOLDER}") from error
         LOG.info(f"index {number}: {description}" + (f"; {reasons[-1]}" if reasons else ""))
         return number
     raise _not_made(job, reasons)

@@ -4,12 +4,14 @@ import hashlib
 import tracemalloc
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from index_samples import DIM, Build, make_ids, make_vectors
 
+from index import faiss_build
 from index.index_errors import RetrievalError
 from index.manifest import read_manifest
 from index.search import open_index
@@ -202,6 +204,14 @@ def test_an_unknown_kind_is_refused(build: Build) -> None:
 def test_bad_recall_queries_are_refused(build: Build, queries: np.ndarray, message: str) -> None:
     with pytest.raises(RetrievalError, match=message):
         build(queries=queries)
+
+
+@pytest.mark.parametrize("num_vectors", [4, 4000])
+def test_a_full_disk_is_an_error_of_the_disk_also_where_only_the_last_bytes_are_lost(num_vectors: int) -> None:
+    index = faiss.IndexFlatIP(DIM)
+    index.add(make_vectors(num_vectors))
+    with pytest.raises(OSError, match="No space left"):
+        faiss_build.write(index, Path("/dev/full"))
 
 
 def test_bfloat16_rounded_unit_vectors_are_taken(build: Build) -> None:

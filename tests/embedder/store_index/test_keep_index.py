@@ -1,5 +1,7 @@
 """A store that has an index keeps one: updated, else built anew, else exact; none goes live that finds too little."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from index_stores import DIM, NO_FIRST_INDEX, indexed_run, indexed_store, item, unit, vector_of
@@ -18,7 +20,7 @@ from embedder.store_index.build_or_update import IndexJob, make_index
 from embedder.store_index.index_versions import list_manifests, manifest_of
 from embedder.store_index.indexed_rows import IndexRows
 from embedder.store_index.keep_index import index_builder, update_store_index
-from index import build, update
+from index import build, faiss_build, update
 from index.index_errors import ConstraintsMissedError, GateRefusedError
 
 MODULES = {"build_index": build, "update_index": update}
@@ -123,6 +125,15 @@ def test_another_kind_that_is_asked_for_is_built_and_the_same_is_updated(files, 
         assert told in said[-1]
     indexed_run(files, item(400), config=IndexConfig(kind="HNSW16,Flat"))
     assert "rebuilt as HNSW16,Flat" in said[-1] and "index.kind = HNSW16,Flat is asked for" in said[-1]
+
+
+def test_a_full_disk_is_told_in_a_line_by_hand_and_at_night(files, monkeypatch):
+    write = faiss_build.write
+    monkeypatch.setattr(faiss_build, "write", lambda index, path: write(index, Path("/dev/full")))
+    for make in (build_store_index, lambda store: indexed_run(store, item(200))):
+        with pytest.raises(StoreError, match="/index: no space left on device; free some space, and try again$"):
+            make(files)
+    assert read_current(files).index == 1
 
 
 @pytest.mark.medium
