@@ -29,6 +29,7 @@ from embedder.retrieval.filters import MODIFIED, ROW, SIZE, encode_repeated
 from embedder.retrieval.ranking import RowNumbers
 from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
+from embedder.store.store_errors import StoreUnwritableError
 from embedder.store.tables.arrow_lookup import positions as places_of
 from embedder.store.tables.arrow_lookup import take_or_null
 from embedder.store_index.index_versions import COPIES_FOLDER, fetched_copy, make_copy, open_copy, write_folder
@@ -278,7 +279,7 @@ def open_row_files(files: StoreFiles, path: str, content: object, make: Make) ->
     if files.exists(f"{path}/{MANIFEST_NAME}"):
         try:
             return _open_stored(files, path)
-        except (RetrievalError, OSError) as error:
+        except (RetrievalError, StoreUnwritableError, OSError) as error:
             LOG.warning(f"store {files.address}: its row files can't be used, so the tables are read: {error}")
     digest = hashlib.sha256(json.dumps([files.address, path, content]).encode()).hexdigest()
     try:

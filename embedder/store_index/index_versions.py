@@ -8,6 +8,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -141,13 +142,31 @@ def fetched_copy(files: StoreFiles, path: str, names: Callable[[Path], Iterable[
     folder with the manifest to the names of the other files. Raises FileNotFoundError if a file is missing.
     """
     manifest = files.read(f"{path}/{MANIFEST_NAME}")
+    name = hashlib.sha256(manifest).hexdigest()[:32]
+    if (copy := cache_folder(COPIES_FOLDER) / name).is_dir() and not _has_manifest(copy, manifest):
+        shutil.rmtree(copy, ignore_errors=True)
 
     def fetch(stage: Path) -> None:
         (stage / MANIFEST_NAME).write_bytes(manifest)
         for name in names(stage):
             files.download(f"{path}/{name}", stage / name)
 
-    return make_copy(hashlib.sha256(manifest).hexdigest()[:32], fetch)
+    try:
+        return make_copy(name, fetch)
+    except OSError as error:
+        if error.errno is None or isinstance(error, FileNotFoundError):  # of the store
+            raise
+        raise StoreUnwritableError(
+            f"{cache_folder(COPIES_FOLDER)}: no copy of {files.uri(path)} can be kept there "
+            f"({error.strerror}); make room, or name another cache with XDG_CACHE_HOME"
+        ) from None
+
+
+def _has_manifest(copy: Path, manifest: bytes) -> bool:
+    """Return whether a copy has its manifest: what cleans caches may have deleted or cut off some of its files."""
+    with suppress(OSError):
+        return (copy / MANIFEST_NAME).read_bytes() == manifest
+    return False
 
 
 def make_copy(name: str, make: Callable[[Path], object]) -> tuple[Path, bool]:

@@ -10,6 +10,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,17 +79,23 @@ class QueryTowers:
             return path
         uri = self.files.uri(f"{towers_path(self.info)}/{name}")
         if self.files.folder is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
             fetched = path.with_name(f".{name}-{secrets.token_hex(4)}")
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 self.files.download(f"{towers_path(self.info)}/{name}", fetched)
                 if _is_whole(fetched, expected):
                     fetched.replace(path)
                     return path
             except FileNotFoundError:
                 pass
+            except OSError as error:
+                raise StoreError(
+                    f"{self.folder}: no copy of {uri} can be kept there ({error.strerror or error}); make room, or "
+                    "name another cache with XDG_CACHE_HOME"
+                ) from None
             finally:
-                fetched.unlink(missing_ok=True)
+                with suppress(OSError):
+                    fetched.unlink()
         raise StoreError(
             f"{uri}: it is missing, or not of the {plural(expected.size_bytes, 'byte')} and hash that the manifest "
             f"beside it names; write it again with `embedder export-query-towers --force {self.files.option}`"

@@ -87,6 +87,12 @@ def test_an_index_in_a_bucket_is_searched_from_a_copy_that_is_checked(make_run, 
     (copy,) = (path for path in (tmp_path / "cache" / "embedder" / "indexes").iterdir())
     (copy / "index.faiss").write_bytes(b"damaged on this machine")
     assert embedder.open_store(config.store).search("two cats", k=3) == expected  # fetched again
+    (copy / "manifest.json").unlink()  # as what cleans caches may do
+    assert embedder.open_store(config.store).search("two cats", k=3) == expected
+    monkeypatch.setenv("XDG_CACHE_HOME", str(copy / "index.faiss"))
+    with pytest.raises(StoreError, match=r"indexes: no copy of s3.*000001 can be kept there .*XDG_CACHE_HOME$"):
+        embedder.open_store(config.store).search("two cats", k=3)  # torch encodes it, without a copy of the towers
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # What is damaged in the store itself is refused, however it was fetched.
     versions.shutil.rmtree(copy)
     files.write("index/000001/index.faiss", files.read("index/000001/index.faiss") + b"x")
