@@ -160,7 +160,10 @@ class Snapshot:
         if self.mapped is None or self.current.index is None:
             return 0
         folders = (self.mapped.folder, version_folder(self.files, self.current.index))
-        return sum(path.stat().st_size for folder in folders for path in folder.iterdir())
+        try:
+            return sum(path.stat().st_size for folder in folders for path in folder.iterdir())
+        except FileNotFoundError:  # another process has deleted them, and what is open answers all the same
+            return 0
 
     @locked_cached_property
     def vectors(self) -> "Index | ExactIndex":

@@ -29,6 +29,12 @@ def mark_used(copy: Path) -> None:
 def drop_folders(name: str, num_kept: int = 0) -> None:
     """Delete the folders in a cache except those used last; hidden ones are still being made."""
     copies = [path for path in cache_folder(name).glob("*") if path.is_dir() and not path.name.startswith(".")]
-    copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    copies.sort(key=_used_at, reverse=True)
     for folder in copies[num_kept:]:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _used_at(copy: Path) -> float:
+    with suppress(FileNotFoundError):  # another process has just deleted it
+        return copy.stat().st_mtime
+    return 0.0

@@ -233,6 +233,7 @@ def test_a_file_that_is_gone_after_it_was_opened_is_no_damage(tmp_path):
         check = FileCheck(partial(check_files, store.searcher.snapshot.mapped, files.folder, {}))
         assert check.wait(30)
         assert check.problem is None
+        assert store.searcher.snapshot.checked_bytes == 0
 
 
 @pytest.mark.medium

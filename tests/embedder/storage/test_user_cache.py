@@ -4,7 +4,24 @@ from pathlib import Path
 
 from embedder.media import fonts
 from embedder.storage.object_stores import profile_settings
-from embedder.storage.user_cache import cache_folder, home_folder
+from embedder.storage.user_cache import cache_folder, drop_folders, home_folder
+
+
+def test_a_copy_that_another_process_deletes_at_the_same_time_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in "abc":
+        (cache_folder("copies") / name).mkdir(parents=True)
+    is_folder = Path.is_dir
+
+    def deleted_after(path):
+        found = is_folder(path)
+        if path.name == "b":
+            path.rmdir()
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", deleted_after)
+    drop_folders("copies", 1)
+    assert len(list(cache_folder("copies").iterdir())) == 1
 
 
 def test_python_calls_of_a_user_without_a_home_use_the_one_of_containers(monkeypatch):
