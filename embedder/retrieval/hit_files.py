@@ -8,6 +8,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -294,8 +295,8 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 def _cell(value: Any) -> Any:
     """Convert a value for a CSV file: numbers as they are, text so that it is not a formula."""
-    value = plain_json(value)
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+    value = value if isinstance(value, Decimal) else plain_json(value)
+    if value is None or (isinstance(value, int | float | Decimal) and not isinstance(value, bool)):
         return value
     return _no_formula(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 

@@ -4,6 +4,7 @@ import csv
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -106,6 +107,7 @@ def test_values_of_every_kind_are_written(tmp_path):
         "none": None,
         "nan": float("nan"),
         "flag": True,
+        "less": Decimal("-12.50"),
     }
     Hits([hit(carryover=values)]).save(tmp_path / "hits.csv")
     Hits([hit(carryover=values)]).save(tmp_path / "hits.jsonl")
@@ -117,6 +119,7 @@ def test_values_of_every_kind_are_written(tmp_path):
     assert (json.loads(row["list"]), line["list"]) == (["a", "b"], ["a", "b"])
     assert (json.loads(row["struct"]), line["struct"]) == (values["struct"], values["struct"])
     assert (row["none"], line["none"], row["nan"], line["nan"]) == ("", None, "", None)
+    assert row["less"] == line["less"] == "-12.50", "a number is no formula"
     assert (json.loads(row["flag"].lower()), line["flag"]) == (True, True)
 
 
