@@ -125,7 +125,7 @@ def _make_words(
 
         try:
             return _add_words(files, version, update)
-        except StoreError as error:  # a part file of the older version is gone
+        except (StoreError, RetrievalError) as error:  # a part file of the older version is gone, or a list altered
             LOG.info(f"words: built anew, as the last ones can't be updated: {error}")
     return _add_words(files, version, lambda folder: build_words(table, folder, Analyser(analyser), column))
 

@@ -324,6 +324,10 @@ class _Writer:
 
     def _merge_last(self, count: int, level: int) -> None:
         numbers, rows = self._numbers[-count:], self._rows[-count:]
+        names = [name for number in numbers for name in part_names(number)]
+        known = {name: self._known[name] for name in names if name in self._known}
+        if hash_files(self._folder / name for name in known) != known:  # new checksums would cover the damage up
+            raise RetrievalError("one of their files was altered, by its sha256")
         parts = [open_part(self._folder, number) for number in numbers]
         kept = [None if (own != NO_ROW).all() else own != NO_ROW for own in rows]
         merge_parts(parts, kept, self._folder, self._next)
@@ -331,9 +335,8 @@ class _Writer:
         del self._numbers[-count:], self._rows[-count:], self._levels[-count:]
         taken = [own if mask is None else own[mask] for own, mask in zip(rows, kept, strict=True)]
         self._append(self._next, np.concatenate(taken), level)
-        for number in numbers:
-            for name in part_names(number):
-                (self._folder / name).unlink()
+        for name in names:
+            (self._folder / name).unlink()
 
 
 def _link(source: Path, target: Path) -> None:

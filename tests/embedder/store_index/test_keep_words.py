@@ -156,6 +156,14 @@ def test_index_build_makes_damaged_ones_anew_and_leaves_whole_ones(files):
     assert open_words(files, read_current(files).embeddings).manifest.analyser == "english"
 
 
+def test_an_altered_list_is_not_taken_over_by_an_update(files):
+    file = files.folder / "words" / f"{read_current(files).embeddings:06d}" / "docs-000001.u32"
+    content = file.read_bytes()
+    file.write_bytes(content[:4] * (len(content) // 4))
+    night(files, {3: "a zebra"}, 1)
+    assert_ranks(files)
+
+
 def test_equal_captions_give_equal_files(files, tmp_path):
     other = new_store(tmp_path / "other")
     night(other, dict(enumerate(captions(60))))
