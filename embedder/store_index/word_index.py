@@ -38,7 +38,7 @@ from index.index_errors import RetrievalError
 from index.manifest import MANIFEST_NAME
 
 ROWS_NAME = "rows.u32"
-WHOLE = ("lengths-", "terms-")
+WHOLE = ("lengths-", "starts-", "terms-")
 """Beginnings of the names of files of parts whose hashes are compared when an index is opened."""
 CURE = "`embedder index build` makes it anew"
 NO_ROW = 0xFFFFFFFF
@@ -80,9 +80,9 @@ class WordIndex:
 def open_word_index(folder: Path) -> WordIndex:
     """Open a word index.
 
-    Checks the sizes of all files, and the hashes of those that no checksum of a list covers: `rows`, `lengths` and
-    `terms`, where an altered term is not found any more. Lists have checksums, which are verified on reading. Raises
-    RetrievalError if a file is missing or altered, or the format is unknown.
+    Checks the sizes of all files, and the hashes of those that no checksum of a list covers: `rows`, `lengths`,
+    `starts` and `terms`, where what is altered hides a list. Lists have checksums, which are verified on reading.
+    Raises RetrievalError if a file is missing or altered, or the format is unknown.
     """
     manifest = read_words_manifest(folder)
     try:

@@ -131,9 +131,12 @@ def test_equal_captions_are_in_the_order_of_rows(tmp_path, in_small_steps):
 
 @pytest.mark.parametrize(
     "name",
-    ["docs-000001.u32", "counts-000001.u8", "sums-000001.u32", "rows.u32", "lengths-000001.u16", "terms-000001.u64"],
+    [
+        *("docs-000001.u32", "counts-000001.u8", "sums-000001.u32", "rows.u32", "lengths-000001.u16"),
+        *("terms-000001.u64", "starts-000001.u64"),
+    ],
 )
-@pytest.mark.parametrize("damage", ["altered", "cut", "missing"])
+@pytest.mark.parametrize("damage", ["altered", "zeros", "cut", "missing"])
 def test_a_damaged_file_is_refused(tmp_path, name, damage):
     from index.index_errors import RetrievalError
 
@@ -142,7 +145,8 @@ def test_a_damaged_file_is_refused(tmp_path, name, damage):
     file = files.folder / "words" / f"{read_current(files).embeddings:06d}" / name
     content = file.read_bytes()
     file.unlink()
+    damaged = {"altered": content[:-1] + bytes([content[-1] ^ 1]), "zeros": bytes(len(content)), "cut": content[:-1]}
     if damage != "missing":
-        file.write_bytes(content[:-1] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
+        file.write_bytes(damaged[damage])
     with pytest.raises(RetrievalError, match="`embedder index build` makes it anew"):
         published_words(files).ranking("sea", 9)
