@@ -13,6 +13,7 @@ captions.
 
 import hashlib
 import json
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,12 +26,13 @@ import numpy as np
 
 from embedder.retrieval.flat_index import ExactIndex
 from embedder.retrieval.ranking import Doubles, Ranking, RowNumbers
+from embedder.storage.user_cache import cache_folder
 from embedder.store.files import StoreFiles
 from embedder.store.tables.tables import RecordTable
 from embedder.store.tables.words import has_keywords, searched_column
 from embedder.store_index import keep_words
 from embedder.store_index.analyser import RULES, UNICODE, Analyser, hash_term
-from embedder.store_index.index_versions import make_copy, open_copy
+from embedder.store_index.index_versions import COPIES_FOLDER, make_copy, open_copy
 from embedder.store_index.word_index import CURE, NO_ROW, WordIndex, build_words, open_word_index
 from embedder.store_index.word_parts import Numbers, WordPart
 from index.index_errors import RetrievalError
@@ -111,9 +113,7 @@ class CaptionWords:
                 try:
                     part.check(number)
                 except RetrievalError as error:
-                    raise RetrievalError(
-                        f"{self._index.folder}: the word index was altered ({error}); {CURE}"
-                    ) from None
+                    raise self._altered_error(error) from None
             if self._index.manifest.num_gone:
                 rows = self._index.rows[first : first + part.num_docs]
                 for at in range(start, stop, DOCS_AT_ONCE):
@@ -124,6 +124,14 @@ class CaptionWords:
         with self._lock:
             self._known[number] = total
         return total
+
+    def _altered_error(self, error: RetrievalError) -> RetrievalError:
+        """Return the error of an altered list; a copy in this machine's cache is deleted, as building won't mend it."""
+        folder, cure = self._index.folder, CURE
+        if folder.is_relative_to(cache_folder(COPIES_FOLDER)):
+            shutil.rmtree(folder, ignore_errors=True)
+            cure = "this copy was deleted, so the next search makes another"
+        return RetrievalError(f"{folder}: the word index was altered ({error}); {cure}")
 
     def _score(
         self,

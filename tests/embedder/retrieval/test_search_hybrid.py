@@ -14,6 +14,7 @@ from embedder.retrieval.store_api import open_store
 from embedder.storage.user_cache import cache_folder
 from embedder.store_index import keep_words
 from embedder.store_index.index_versions import COPIES_FOLDER, drop_copies
+from index.index_errors import RetrievalError
 
 CAPTIONS = ["a red car", "the sea", None, "STRASSE im Regen", "a blue boat on the sea", "", "车"]
 
@@ -138,6 +139,15 @@ def test_what_was_damaged_is_built_again(cached, damage, monkeypatch):
         file.write_bytes(content[:-8] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
     assert hybrid(open_store(cached.files.address), "sea boat") == expected
     assert (kept()[0] / "rows.u32").read_bytes() == (content if file.name == "rows.u32" else rows)
+
+
+def test_a_copy_with_an_altered_list_is_told_and_made_anew(cached):
+    expected = hybrid(cached, "sea boat")
+    file = kept()[0] / "docs-000001.u32"
+    file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+    with pytest.raises(RetrievalError, match="this copy was deleted, so the next search makes another$"):
+        hybrid(open_store(cached.files.address), "sea boat")
+    assert hybrid(open_store(cached.files.address), "sea boat") == expected
 
 
 def test_another_publication_has_an_index_of_its_own(tmp_path):

@@ -23,6 +23,7 @@ from embedder.store_index.analyser import hash_term
 from embedder.store_index.index_versions import COPIES_FOLDER
 from embedder.store_index.keep_index import index_choice, same_index_and_words
 from embedder.store_index.keep_words import ensure_words, has_words, open_words
+from index.index_errors import RetrievalError
 
 
 @pytest.fixture(autouse=True)
@@ -181,4 +182,10 @@ def test_a_store_in_a_bucket_is_searched_through_a_copy(bucket):
     assert copies
     for folder in copies:
         (folder / "rows.u32").write_bytes(b"")
+    assert_ranks(files)
+    for file in cache_folder(COPIES_FOLDER).glob("*/docs-*.u32"):
+        file.write_bytes(bytes(len(file.read_bytes())))
+    build_store_index(files)
+    with pytest.raises(RetrievalError, match="this copy was deleted"):
+        assert_ranks(files)
     assert_ranks(files)
