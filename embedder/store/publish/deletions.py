@@ -66,13 +66,20 @@ def delete_listed(files: StoreFiles) -> None:
 def _read_list(files: StoreFiles, name: str) -> list[str] | None:
     path = _list_file(name)
     try:
-        found = parse_json(files.read(path))
+        return parse_list(files.read(path))
     except FileNotFoundError:
         return None
     except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise StoreError(f"{files.uri(path)}: damaged, a list of paths is due; delete it, and run `embedder vacuum`")
+        raise StoreError(
+            f"{files.uri(path)}: damaged, a list of paths in the store is due; delete it, and run `embedder vacuum`"
+        ) from None
+
+
+def parse_list(content: bytes) -> list[str]:
+    """Parse a list of files to delete; ValueError if it is none, or a path leads out of the store."""
+    found = parse_json(content)
+    if not isinstance(found, list) or not all(isinstance(each, str) and ".." not in each.split("/") for each in found):
+        raise ValueError("a list of paths in the store is due")
     return found
 
 

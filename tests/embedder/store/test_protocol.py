@@ -21,12 +21,14 @@ from embedder.errors import StoreError
 from embedder.plugins.maintain.purge.audit import scan_store
 from embedder.plugins.maintain.purge.id_matcher import ItemNames
 from embedder.plugins.maintain.purge.purge import purge
+from embedder.plugins.maintain.store_check.check import check_store
 from embedder.plugins.maintain.vacuum import vacuum
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Current, read_current
 from embedder.store.lock import write_lock
 from embedder.store.maintenance.compact import PartTarget, compact
 from embedder.store.maintenance.rollback import rollback
+from embedder.store.publish.current import move_current
 from embedder.store.publish.deletions import delete_listed
 from embedder.store.publish.history import past_runs, publications, readable
 from embedder.store.publish.publish import finish_publication
@@ -290,6 +292,21 @@ def test_a_list_of_deletions_that_was_never_named_goes_at_the_next_vacuum_and_wh
     assert not files.exists(orphan)
     assert files.exists(part)
     assert seen(files).versions == seen(base).versions
+
+
+@pytest.mark.parametrize("path", ["../mine.txt", "items/../../mine.txt"])
+def test_a_list_of_deletions_leads_nowhere_out_of_the_store(base, tmp_path, path):
+    files, mine = copied(base, tmp_path / "store"), tmp_path / "mine.txt"
+    mine.write_text("mine")
+    move_current(files, read_current(files), [path])
+    (name,) = read_current(files).deleting
+    with pytest.raises(StoreError, match=f"{name}.json: damaged, a list of paths in the store is due; delete it, and"):
+        finish_publication(files)
+    assert mine.read_text() == "mine"
+    errors = [each.place for each in check_store(files).findings if each.severity == "error"]
+    assert errors == [f"deletions/{name}.json"]
+    files.delete(f"deletions/{name}.json")
+    assert finish_publication(files) is None
 
 
 def test_what_is_about_to_be_deleted_counts_as_deleted(base, tmp_path):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from embedder.errors import StoreError
 from embedder.plugins.maintain.store_check.findings import Finding, Unreadable, attempt, format_names
 from embedder.plugins.maintain.store_check.scope import Listing, own_files
 from embedder.quantities import agree, plural
@@ -24,14 +23,13 @@ from embedder.store.layout import (
     run_file,
 )
 from embedder.store.publish.current import model_folder
-from embedder.store.publish.deletions import DELETIONS_FOLDER
+from embedder.store.publish.deletions import DELETIONS_FOLDER, parse_list
 from embedder.store.publish.history import published_chain
 from embedder.store.publish.interim import interim_state
 from embedder.store.publish.tombstones import PURGED_FILE, PurgedIds
 from embedder.store.schema import FORMAT_VERSION
 from embedder.store.store_info import FINGERPRINTS, read_store_info, served_info
 from embedder.store.tables.models import model_files
-from shards.file_schema import parse_json
 
 NEWER = "use the embedder that wrote the store"
 """Marks the message about a store in a later release's format, which is no damage."""
@@ -284,7 +282,7 @@ def check_deletions(files: StoreFiles, current: Current, listing: Listing) -> tu
     findings, doomed = list[Finding](), set[str]()
     paths = sorted(path for path in listing if path.startswith(f"{DELETIONS_FOLDER}/") and path.endswith(".json"))
     for path in paths:
-        found = attempt(lambda: _list_of(files, path))  # noqa: B023
+        found = attempt(lambda: parse_list(files.read(path)))  # noqa: B023
         is_named = path.removeprefix(f"{DELETIONS_FOLDER}/").removesuffix(".json") in current.deleting
         if isinstance(found, Unreadable):
             if found.reason == "it is missing":
@@ -305,10 +303,3 @@ def check_deletions(files: StoreFiles, current: Current, listing: Listing) -> tu
             cure = "delete the file, unless a writer is at work: nothing refers to it"
             findings.append(Finding("note", path, f"{CURRENT_FILE} does not name it", rule, cure))
     return findings, frozenset(doomed)
-
-
-def _list_of(files: StoreFiles, path: str) -> list[str]:
-    found = parse_json(files.read(path))
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise StoreError("damaged, a list of paths is due")
-    return found
