@@ -135,7 +135,7 @@ def parse_actions(log_path: str, content: bytes) -> tuple[Iterator[Action], pa.S
 
 def parse_entry(content: bytes) -> list[Action]:
     """Parse the actions of an entry."""
-    return [parse_json(line) for line in content.decode().splitlines() if line.strip()]
+    return [parse_json(line) for line in content.decode().split("\n") if line.strip()]
 
 
 def entry_file(table: str, number: int) -> str:
@@ -195,7 +195,8 @@ def _local_log(files: StoreFiles, table: str, version: int) -> Iterator[Path]:
         (Path(name) / LOG_FOLDER).mkdir()
         for info in files.list(f"{table}/{LOG_FOLDER}", f"{table}/{LOG_FOLDER}/{first:020d}" if first else None):
             own = info.path.rpartition("/")[2]
-            if not is_unfinished(info.path) and (own == LAST_CHECKPOINT or int(own.partition(".")[0]) <= version):
+            is_older = own[:20].isdecimal() and int(own[:20]) <= version  # a file system has others: `.1.json.crc`
+            if not is_unfinished(info.path) and (own == LAST_CHECKPOINT or is_older):
                 (Path(name) / LOG_FOLDER / own).write_bytes(files.read(info.path))
         yield Path(name)
 

@@ -6,8 +6,9 @@ import pickle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from search_stores import QUERY
-from store_samples import INFO, begin, publish_rows, row, table
+from store_samples import INFO, begin, publish_rows, row, rows_of, table
 
 from embedder.errors import StoreError
 from embedder.retrieval.store_api import open_store
@@ -80,6 +81,25 @@ def test_a_file_whose_log_entry_has_no_bounds_is_looked_into(files):
     rows = RecordTable(files, "embeddings").read().sort_by("item_id")
     assert rows["item_id"].to_pylist() == list(NAMES)
     assert rows["content_version"].to_pylist() == ["v0", "v1", *["v0"] * 6]
+
+
+def test_files_beside_the_entries_of_a_log_are_none_of_it(files):
+    for name in (f".{0:020d}.json.crc", ".nfs000012", "_commit_0190f2c0.json.tmp"):
+        files.write(f"items/{LOG_FOLDER}/{name}", b"crc\0\x9f")
+    table = RecordTable(files, "items")
+    table.add_columns(pa.schema({"colour": pa.string()}))
+    table.write_checkpoint()
+    assert "colour" in RecordTable(files, "items").schema.names
+    assert DeltaTable(files.uri("items")).version() == table.version
+
+
+def test_ids_with_line_ends_of_unicode_may_be_compacted_by_another_program(files):
+    names = ["people\u2028in rows", "a\x85 name"]
+    publish_rows(files, *map(row, names))
+    for name in ("items", "embeddings"):
+        DeltaTable(files.uri(name)).optimize.compact()
+    publish_rows(files, row("later"))
+    assert {each["item_id"] for each in rows_of(files)} == {*NAMES, *names, "later"}
 
 
 class Code:
