@@ -68,9 +68,10 @@ def check_purges(files: StoreFiles) -> None:
 
 
 def purged_before(files: StoreFiles, item_ids: Iterable[str]) -> set[str]:
-    """Return the items that were purged and not allowed again."""
+    """Return the items that were purged and not allowed again, or whose purge has not ended."""
     known = read_purged(files)
-    return {item_id for item_id in item_ids if known.hash_of(item_id) in known.hashes}
+    hashes = {*known.hashes, *known.unfinished}
+    return {item_id for item_id in item_ids if known.hash_of(item_id) in hashes}
 
 
 def allow_again(files: StoreFiles, item_ids: Collection[str]) -> int:

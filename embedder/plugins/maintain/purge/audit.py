@@ -80,7 +80,8 @@ def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[s
     if name.endswith((".parquet", ".arrow")):
         rows = _read_rows(files, info)
         if "item_id" in rows.column_names:
-            return frozenset(pc.unique(rows["item_id"].filter(is_among(rows["item_id"], names.ids))).to_pylist())
+            ids = rows["item_id"].cast(pa.string())
+            return frozenset(pc.unique(ids.filter(is_among(ids, names.ids))).to_pylist())
         values: Iterable[Any] = rows.to_pylist()
     else:
         values = texts_of(files.read(info.path))

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from embedder.plugins.maintain.purge.audit import caption_vectors, is_among, is_free_text, may_hold, names_in
 from embedder.plugins.maintain.purge.id_matcher import ItemNames
 from embedder.plugins.maintain.purge.unknown_ids import refuse_unknown
@@ -18,7 +20,7 @@ from embedder.store.layout import INPUT_FOLDER, Current, parse_record, read_curr
 from embedder.store.publish.current import model_folder, of_model
 from embedder.store.publish.history import publications, readable
 from embedder.store.publish.tombstones import purged_before
-from embedder.store.schema import TABLES
+from embedder.store.schema import ITEMS, TABLES
 from embedder.store.store_info import check_writable, read_store_info
 from embedder.store.tables.delta_log import LOG_FOLDER, places_of, replay
 from embedder.store.tables.models import MODELS_FOLDER, model_files
@@ -35,6 +37,8 @@ _WORDS = re.compile(rf"{_FOLDER}{WORDS_FOLDER}/\d{{6,}}/.+")
 _RUN = re.compile(rf"{_FOLDER}runs/(?P<path>.+)")
 _INPUT = re.compile(rf"runs/[^/]+/{INPUT_FOLDER}/.+")
 
+ITEM_PLACE = pa.schema([ITEMS.field("item_id"), ITEMS.field("uri")])
+"""Columns of both tables, which other programs write as views of strings."""
 Named = Mapping[FileInfo, frozenset[str]]
 """Files other than part files -> the ids and URIs in them."""
 
@@ -174,7 +178,7 @@ def _held_rows(files: StoreFiles, infos: Sequence[FileInfo], ids: Collection[str
 
     def read(info: FileInfo) -> _HeldRows:
         model, name, path = parts[info]
-        rows = tables[model, name].read_stored(path, ["item_id", "uri"])
+        rows = tables[model, name].read_stored(path, ["item_id", "uri"]).cast(ITEM_PLACE)
         rows = rows.filter(is_among(rows["item_id"], ids))
         return _HeldRows(info, Counter(rows["item_id"].to_pylist()), frozenset(rows["uri"].drop_null().to_pylist()))
 

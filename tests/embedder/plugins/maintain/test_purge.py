@@ -38,7 +38,7 @@ from embedder.store.maintenance.compact import PartTarget, compact
 from embedder.store.maintenance.rollback import rollback
 from embedder.store.publish.history import one_before, past_runs, publications, readable
 from embedder.store.publish.publication import ModelWork
-from embedder.store.publish.publish import publish
+from embedder.store.publish.publish import finish_publication, publish
 from embedder.store.publish.tombstones import allow_again, read_purged, without_purged
 from embedder.store.schema import TABLES
 
@@ -253,6 +253,28 @@ def test_what_is_still_found_is_named_and_the_command_fails(files, three_runs, m
     ):
         purge(files, [GONE], no_index)
     assert ("b.jpg", 0) in rows_now(files)
+
+
+def test_files_that_another_program_has_written_lose_it_too(files, three_runs):
+    for name in TABLES:
+        DeltaTable(files.uri(name)).update({"uri": "uri"})
+    finish_publication(files)
+    purge(files, [GONE], no_index)
+    assert traces(files, GONE) == []
+    assert {key[0] for key in rows_now(files)} == {"a.jpg", "z.jpg", "b.jpg", "people/zoe.jpg"}
+
+
+def test_a_purge_that_was_cut_off_at_its_end_can_be_ended_where_the_item_was_allowed_again(
+    files, three_runs, monkeypatch
+):
+    with monkeypatch.context() as killed:
+        killed.setattr(purge_module, "finish_purge", lambda files, item_ids: None)
+        purge(files, [GONE], no_index)
+    allow_again(files, [GONE])
+    with pytest.raises(StoreError, match="run the same `embedder purge` again, then roll back"):
+        rollback(files, None, no_index)
+    purge(files, [GONE], no_index)
+    assert rollback(files, None, no_index)
 
 
 def test_a_damaged_file_is_no_proof(files, three_runs):
