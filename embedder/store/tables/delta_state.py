@@ -21,7 +21,8 @@ from embedder.store.tables.deletion_vectors import FEATURE, vector_of
 from embedder.store.tables.delta_log import LOG_FOLDER, Action, entry_file, last_checkpoint, parse_entry
 from shards.file_schema import parse_json
 
-READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz", FEATURE})
+READER_VERSIONS, READER_FEATURES = (1, 3), frozenset({"timestampNtz", "variantType", FEATURE})
+"""Features that may be named. deltalake names `variantType` as it sets a property; a column of that type is refused."""
 CHECKPOINT_COLUMNS = ["add.path", "add.size", "add.stats", "add.deletionVector", "protocol", "metaData", "txn"]
 
 _ENTRY = re.compile(r"(\d{20})\.json")

@@ -167,6 +167,7 @@ def test_a_checkpoint_keeps_marks_and_what_readers_have_to_know(marked):
         entries = [info.path for info in marked.list(f"{name}/_delta_log") if info.path.endswith(".json")]
         marked.delete_each(entries[:-1])
         assert RecordTable(marked, name).has_deletion_vectors
+        DeltaTable(marked.uri(name)).alter.set_table_properties({"delta.appendOnly": "false"})
     assert state_now(marked) == before
     publish_refresh(marked, *changed("v3", 30), marks="auto")
     assert RecordTable(marked, "items").marked_rows(RecordTable(marked, "items").paths()[0]).tolist() == [
