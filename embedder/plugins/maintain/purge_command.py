@@ -15,7 +15,7 @@ from embedder.cli.results import Result
 from embedder.cli.store_access import write_access
 from embedder.cli.terminal import Terminal
 from embedder.config import RunConfig
-from embedder.errors import ConfigError
+from embedder.errors import ConfigError, StoreError
 from embedder.quantities import agree, plural, size_text
 from embedder.storage.printable import is_text, readable
 from embedder.store.files import StoreFiles
@@ -140,7 +140,12 @@ def _purge_plan(files: StoreFiles, item_ids: list[str], *, reads_alone: bool = F
 
     read_store_info(files)
     with nullcontext() if reads_alone else write_lock(files):  # no other process changes files while they are read
-        return plan_purge(files, item_ids)
+        try:
+            return plan_purge(files, item_ids)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{error}: gone while the store was searched, as a run is writing to it; purge when that has ended"
+            ) from None
 
 
 def _plan_data(plan: "PurgePlan") -> dict[str, Any]:

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from embedder.cli import app
 from embedder.errors import ConfigError
+from embedder.store.backends import FileInfo
+from embedder.store.files import StoreFiles
 
 ROOT = Path(__file__).parents[4]
 runner = CliRunner()
@@ -56,6 +58,20 @@ def test_a_misspelt_id_is_exit_2_and_one_line_that_names_it_and_nothing_is_purge
         (line,) = errors.splitlines()
         assert "1 of 2 ids is unknown" in line and "'ana.jpg' (did you mean 'anna.jpg' " in line
     assert contents(files) == before
+
+
+def test_a_dry_run_beside_a_run_that_renames_its_files_is_told_in_one_line(files, monkeypatch):
+    found = StoreFiles.list
+
+    def with_one_that_is_renamed(self, folder, after=None):
+        yield from found(self, folder, after)
+        if not folder:
+            yield FileInfo("CURRENT.json#ab12", 9)
+
+    monkeypatch.setattr(StoreFiles, "list", with_one_that_is_renamed)
+    code, _, errors = purge(files, "anna.jpg", "--dry-run")
+    (line,) = errors.splitlines()
+    assert code == 2 and "CURRENT.json#ab12: gone while the store was searched, as a run is writing to it" in line
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--yes", "--allow-again"])
