@@ -10,6 +10,7 @@ from pydantic import Field
 
 from embedder.errors import StoreError
 from embedder.quantities import plural
+from embedder.storage.hashed_rows import DUPLICATE
 from embedder.store.files import StoreFiles
 from embedder.store.layout import Record, read_record, swap_record
 
@@ -94,5 +95,6 @@ def without_purged(listing: pa.Table, known: PurgedIds) -> pa.Table:
     """Return the listing (with `item_id`) without the items in a record."""
     if not known.hashes:
         return listing
-    stays = [known.hash_of(item_id) not in known.hashes for item_id in listing["item_id"].to_pylist()]
+    ids = ({item_id, item_id.partition(DUPLICATE)[0]} for item_id in listing["item_id"].to_pylist())
+    stays = [known.hashes.keys().isdisjoint(map(known.hash_of, each)) for each in ids]
     return listing.filter(pa.array(stays, pa.bool_()))

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from embedder.errors import StoreError
 from embedder.plugins.maintain.purge.id_matcher import ItemNames
+from embedder.storage.hashed_rows import DUPLICATE
 from embedder.store.backends import FileInfo
 from embedder.store.files import StoreFiles
 from embedder.store.journal.runs import RUN_FILE
@@ -50,6 +51,11 @@ def is_free_text(info: FileInfo) -> bool:
     return f"/{LOG_FOLDER}/" not in info.path and not is_table and name not in RECORDS
 
 
+def is_checksum(info: FileInfo) -> bool:
+    """Return whether a file lies beside the entries of a log, as Spark's `.crc` of a version, which nobody needs."""
+    return f"/{LOG_FOLDER}/" in info.path and not info.path.endswith((".json", ".parquet", "_last_checkpoint"))
+
+
 @dataclass(frozen=True)
 class Scan:
     """Result of a search of the whole store; `found_in` are the files that name or hold one of the items."""
@@ -85,7 +91,7 @@ def names_in(files: StoreFiles, info: FileInfo, names: ItemNames) -> frozenset[s
         values: Iterable[Any] = rows.to_pylist()
     else:
         values = texts_of(files.read(info.path))
-    if f"/{LOG_FOLDER}/" in info.path:
+    if f"/{LOG_FOLDER}/" in info.path and not is_checksum(info):
         values = (row_values(action) for action in values)
     return frozenset().union(*map(names.found_in, values))
 
@@ -142,8 +148,10 @@ def _half_bytes(vectors: Array) -> set[bytes]:
 
 
 def is_among(ids: pa.ChunkedArray, wanted: Collection[str]) -> pa.ChunkedArray:
-    """Return a mask of the ids that are among `wanted`."""
-    return pc.is_in(ids.cast(pa.string()), value_set=pa.array(list(wanted), pa.string()))
+    """Return a mask of the ids that are among `wanted`, or were such before a listing made them unique."""
+    ids, values = ids.cast(pa.string()), pa.array(list(wanted), pa.string())
+    listed = pc.replace_substring_regex(ids, rf"{DUPLICATE}\d+$", "")
+    return pc.or_(pc.is_in(ids, value_set=values), pc.is_in(listed, value_set=values))
 
 
 def row_values(action: Any) -> list[Any]:

@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from embedder.plugins.maintain.purge.audit import caption_vectors, is_among, is_free_text, may_hold, names_in
+from embedder.plugins.maintain.purge.audit import (
+    caption_vectors,
+    is_among,
+    is_checksum,
+    is_free_text,
+    may_hold,
+    names_in,
+)
 from embedder.plugins.maintain.purge.id_matcher import ItemNames
 from embedder.plugins.maintain.purge.unknown_ids import refuse_unknown
 from embedder.store.backends import FileInfo, manifests_first
@@ -308,6 +315,7 @@ def _list_deleted(
         *_entries(files, infos, held, named),
         *(info for info in named if _RUN.fullmatch(info.path) and info.path.endswith(".parquet")),
         *(info for info in infos if _INPUT.fullmatch(info.path)),  # pictures, left by a killed run
+        *(info for info in named if is_checksum(info)),
         *(rows.info for path, rows in sorted(held.items()) if path not in needed),
     ]
 

@@ -277,6 +277,28 @@ def test_a_purge_that_was_cut_off_at_its_end_can_be_ended_where_the_item_was_all
     assert rollback(files, None, no_index)
 
 
+def test_a_checksum_that_another_program_keeps_beside_the_log_goes_if_it_names_it(files, three_runs):
+    stats = json.dumps({"numRecords": 1, "minValues": {"item_id": GONE}})
+    others = {"allFiles": [{"path": "part-0.parquet", "stats": "{}"}]}
+    files.write(f"items/_delta_log/{1:020d}.crc", json.dumps({"allFiles": [{"path": "a", "stats": stats}]}).encode())
+    files.write(f"items/_delta_log/{2:020d}.crc", json.dumps(others).encode())
+    purge(files, [GONE], no_index)
+    assert traces(files, GONE) == []
+    assert [info.path for info in files.list("items") if info.path.endswith(".crc")] == [
+        f"items/_delta_log/{2:020d}.crc"
+    ]
+
+
+def test_rows_with_its_id_again_leave_too_and_stay_away(files):
+    error = {"error_type": "DuplicateId", "error": "the id 'a.jpg' was listed before; ids must be unique in a source"}
+    publish_refresh(files, row("a.jpg"), reject("a.jpg#duplicate-1", **error), row("b.jpg"))
+    purge(files, ["a.jpg"], no_index)
+    assert traces(files, "a.jpg") == []
+    listing = pa.table({"item_id": ["a.jpg", "a.jpg#duplicate-1", "b.jpg", "b.jpg#duplicate-1"]})
+    left = without_purged(listing, read_purged(files))["item_id"].to_pylist()
+    assert left == ["b.jpg", "b.jpg#duplicate-1"]
+
+
 def test_a_damaged_file_is_no_proof(files, three_runs):
     files.write("embeddings/part-mine.parquet", b"torn")
     with pytest.raises(StoreError, match=r"part-mine.parquet"):
