@@ -78,6 +78,10 @@ class ChildProgram:
                 raise ChildDiedError(f"its process sent a message {kind!r} in the place of a table")
         except ChildDiedError as error:
             self._note_loss(error)
+        except BaseException:  # Ctrl-C: what this call is answered later would be taken for the next one's answer
+            self._child = None
+            child.kill()
+            raise
         self._deaths.append(False)
         if kind == FAILED:
             raise ChildError(_describe_error(payload))

@@ -1,6 +1,7 @@
 """Programs in another interpreter: a real second environment that has pyarrow and NumPy, and nothing else of ours."""
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +48,8 @@ class Words:
             sys.exit(7)
         if "hang" in texts:
             time.sleep(1000)
+        if "slow" in texts:
+            time.sleep(1)
         if "raise" in texts:
             raise ValueError("no such text")
         if "fork" in texts:
@@ -205,6 +208,23 @@ def test_a_death_or_a_hang_is_told_and_another_process_follows(text, said, start
     assert not is_alive(pid)
     assert program(texts("a"))["length"].to_pylist() == [1]
     assert program.pid != pid
+
+
+def test_the_answer_to_an_interrupted_call_is_not_that_to_the_next(start):
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    program, slow = start(), texts("slow")
+    program(texts("a"))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            program(slow)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    time.sleep(1)
+    assert program(texts("a"))["length"].to_pylist() == [1]
 
 
 def test_too_many_deaths_end_it(start):
