@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from embedder.media.limits import PROGRESS_BYTES, DecodeLimits
 from embedder.media.media_errors import DecodeError
 from embedder.media.resize import ResizeSpec, Size
-from embedder.process.child import ChildDiedError, ChildHungError, ChildProcess
+from embedder.process.child import ChildDiedError, ChildHungError, ChildProcess, module_search_path
 from embedder.process.child_main import FAILED, JSON
 from shards.file_schema import parse_json
 
@@ -23,7 +23,6 @@ Pixels = NDArray[np.uint8]
 Message = dict[str, Any]
 
 SERVER = Path(__file__).with_name("sandbox_server.py")
-PACKAGE_ROOT = Path(__file__).parents[2]
 MAX_MESSAGE_BYTES = 1 << 20  # answers have a few hundred; more means a broken message
 BROKEN_MESSAGE = "the decoding process sent a broken message"
 START_TIMEOUT_S = 120.0  # normally 0.1 s; a swapping machine may take long
@@ -170,7 +169,7 @@ class DecoderProcess:
             server,
             title="the decoder",
             env=os.environ | {"OMP_NUM_THREADS": "1"},  # for NumPy's resize: several decoders share the machine
-            sys_path=_module_search_path(),
+            sys_path=module_search_path(),
             memory_bytes=self.limits.memory_bytes,
             ignored=("SIGINT", "SIGTERM"),
             pass_fds=(inbox_fd, outbox_fd),
@@ -220,12 +219,6 @@ def _cpu_s(pid: int) -> float:
     except psutil.NoSuchProcess:
         return 0.0
     return float(times.user + times.system)
-
-
-def _module_search_path() -> list[str]:
-    """Return this process's module search path as absolute folders, and the folder of this package."""
-    folders = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" means the working folder
-    return folders if str(PACKAGE_ROOT) in folders else [*folders, str(PACKAGE_ROOT)]
 
 
 def _read_into(fd: int, unfilled: memoryview, offset: int) -> int:

@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from embedder.process.child_main import HEADER, START
 from embedder.redaction import mask
 
 CHILD_SCRIPT = Path(__file__).with_name("child_main.py")
+PACKAGE_ROOT = str(Path(__file__).parents[2])
 MAX_REPLY_BYTES = 8 << 30
 OUTPUT_BYTES = 1 << 14  # only the end of the child's output is kept
 READ_BYTES = 1 << 16
@@ -243,6 +245,12 @@ class ChildProcess:
             return f": in {crash[1]}"
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         return mask(f": {' | '.join(lines[-3:])[-300:]}") if lines else ""
+
+
+def module_search_path() -> list[str]:
+    """Return this process's module search path as absolute folders, and the folder of this package."""
+    folders = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" means the working folder
+    return folders if PACKAGE_ROOT in folders else [*folders, PACKAGE_ROOT]
 
 
 def _signal_name(number: int) -> str:

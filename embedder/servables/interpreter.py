@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedder.process.child import ChildDiedError, ChildError, ChildProcess
+from embedder.process.child import ChildDiedError, ChildError, ChildProcess, module_search_path
 from embedder.process.child_main import FAILED
 from embedder.servables import program as program_file
 from embedder.servables.program import BATCH, READY, TABLE, ServableProgram
@@ -55,8 +56,16 @@ class InterpreterLimits:
 class ChildProgram:
     """Program in a child process, as `embedder.servables.servable.Computation`; only one thread calls it at a time."""
 
-    def __init__(self, command: list[str], start: Mapping[str, Any], where: str, limits: InterpreterLimits) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        start: Mapping[str, Any],
+        where: str,
+        limits: InterpreterLimits,
+        sys_path: Sequence[str] | None = None,
+    ) -> None:
         """Start the child with the arguments `start` of `program.serve` and wait; ServableError if it fails."""
+        self._sys_path = sys_path
         self._command, self._start, self._where, self._limits = command, start, where, limits
         self._deaths: deque[bool] = deque(maxlen=limits.calls)
         self.versions: dict[str, Any] = {}
@@ -115,6 +124,7 @@ class ChildProgram:
                 program_file.__file__,
                 self._start,
                 env=child_environment(os.environ, self._start["num_threads"]),
+                sys_path=self._sys_path,
                 memory_bytes=self._limits.memory_bytes,
             )
         except OSError as error:
@@ -180,7 +190,8 @@ def start_program(
     """Start the interpreter `python` (path or name), which loads a program.
 
     `where` names the servable in messages; `device` is torch's name; `limits` None means the defaults; `search_path`
-    follows that interpreter's own. Raises a ServableError if it can't start or load, or has incompatible versions.
+    follows that interpreter's own, of this one the path of this process: PYTHONPATH and the user's own packages count.
+    Raises a ServableError if it can't start or load, or has incompatible versions.
     """
     found = shutil.which(Path(python).expanduser())
     if found is None:
@@ -193,7 +204,8 @@ def start_program(
     }
     # The path isn't resolved: a virtual environment's interpreter is a link, and finds the environment by its own path.
     command = [os.path.abspath(found), "-I", "-X", "utf8"]  # noqa: PTH100
-    return ChildProgram(command, start, where, limits or InterpreterLimits())
+    sys_path = module_search_path() if python == sys.executable else None
+    return ChildProgram(command, start, where, limits or InterpreterLimits(), sys_path)
 
 
 def child_environment(environment: Mapping[str, str], num_threads: int) -> dict[str, str]:

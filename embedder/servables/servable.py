@@ -165,7 +165,6 @@ class Servable(ConfigSection):
                 device=device,
                 num_threads=num_threads,
                 limits=limits,
-                search_path=sys.path if self.python is None else (),
             )
         try:
             return LoadedProgram(program, device, num_threads)

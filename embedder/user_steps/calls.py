@@ -19,8 +19,6 @@ from embedder.servables.program import FILE_SUFFIX, ServableProgram
 from embedder.steps.item_decoder import ItemProblem
 from embedder.user_steps.declared_steps import BOX, IMAGE, StepError, UserStep, digest_of
 
-PACKAGE_ROOT = str(Path(__file__).parents[3])
-"""Folder of this package, which a step's process searches after all of its interpreter's own folders."""
 LOAD_S = 600.0
 MAX_DEATHS = 20
 """Consecutive deaths of its process after which a step is given up; a hang costs `timeout_s` each time."""
@@ -64,7 +62,6 @@ class StepCalls:
                 "same files, and begin again if you changed them"
             )
         is_file = step.place.endswith(FILE_SUFFIX)  # neighbouring files can be imported by name
-        search_path = [str(Path(step.place).parent)] if is_file else sys.path
         limits = InterpreterLimits(
             load_s=LOAD_S,
             call_s=step.config.timeout_s,
@@ -79,7 +76,7 @@ class StepCalls:
             device="cpu",
             num_threads=max(1, int(step.config.num_cpus)),
             limits=limits,
-            search_path=[*search_path, PACKAGE_ROOT],
+            search_path=[str(Path(step.place).parent)] if is_file else (),
         )
         return self._child
 

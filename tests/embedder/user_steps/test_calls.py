@@ -1,8 +1,14 @@
 """Calls of a function in its process: what it returned is brought to the declared types, or the row is a reject."""
 
+import os
+import subprocess
+import venv
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
+import embedder
 from embedder.config_toml.own_code_sections import StepConfig, with_declared
 from embedder.servables.servable_errors import ServableError
 from embedder.steps.item_decoder import ItemProblem
@@ -77,6 +83,40 @@ def called(tmp_path):
     yield call
     for calls in made:
         calls.close()
+
+
+ELSEWHERE = """
+import sys
+import pyarrow as pa
+from embedder.config_toml.own_code_sections import StepConfig
+from embedder.user_steps.calls import StepCalls
+from embedder.user_steps.declared_steps import open_step
+
+keys = {"name": "own", "inputs": ("caption",), "outputs": {"value": "string"}}
+calls = StepCalls(open_step(StepConfig(callable=sys.argv[1] + ":Own", **keys)))
+print(calls.each(pa.record_batch({"caption": ["a"]})))
+"""
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_packages_that_pythonpath_names_are_there_for_a_step(tmp_path, is_file):
+    venv.create(tmp_path / "bare", symlinks=True)
+    step = tmp_path / "seen" / "own_step.py"
+    step.parent.mkdir()
+    step.write_text(
+        "import embedder\n\n\nclass Own(embedder.Stage):\n    def process(self, rows):\n"
+        "        return {'value': [embedder.__file__]}\n"
+    )
+    root = Path(embedder.__file__).parents[1]
+    places = [str(root), str(Path(pa.__file__).parents[1]), str(step.parent)]
+    ended = subprocess.run(
+        [tmp_path / "bare/bin/python", "-c", ELSEWHERE, step if is_file else "own_step"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(places)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout == f"[{{'value': '{root / 'embedder/__init__.py'}'}}]\n", ended.stderr
 
 
 @pytest.mark.medium
