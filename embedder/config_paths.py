@@ -25,7 +25,9 @@ CODE = ("model.uri", "step.callable", "metric.callable")
 """Keys that hold FILE.py:NAME, or a module."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # s3://, file://, hf-hub:
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
+_MODEL_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?|rapidocr|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+"""Models that are no path unless there is one of the name: an id of the hub, `rapidocr`, `package.module:Class`."""
+
 _WILDCARD = re.compile(r"[*?\[{]")
 
 Replace = Callable[[str, str], str]
@@ -34,8 +36,8 @@ Replace = Callable[[str, str], str]
 def follow_file(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Resolve all relative paths of a configuration (TOML) against the folder of its file.
 
-    A model in the form of a hub id stays one unless a folder of that name exists; bare names of programs stay as they
-    are. Values of the wrong type are left for their check.
+    A model in the form of a hub id, a package or a module stays one unless a folder of that name exists; bare names of
+    programs stay as they are. Values of the wrong type are left for their check.
 
     Raises:
         ConfigError: nothing is at a path below the file's folder, but something is below the working directory.
@@ -90,7 +92,7 @@ def _follow(value: str, key: str, folder: Path, file: Path) -> str:
             f"file, and nothing is there; there is {here}, below the working directory: write that path in full, or "
             + ("name another to make a new one" if key in RESULTS else "move it beside the file")
         )
-    return value if key in ("model", "serve.reranker", "teacher.model") and _HUB_ID.fullmatch(value) else followed
+    return value if key in ("model", "serve.reranker", "teacher.model") and _MODEL_NAME.fullmatch(value) else followed
 
 
 def _is_there(path: str) -> bool:

@@ -85,6 +85,15 @@ def test_a_model_is_a_folder_beside_the_file_or_a_hub_id(project, value, is_path
 
 
 @pytest.mark.parametrize(
+    ("value", "is_path"),
+    [("rapidocr", False), ("our_package.models:Own", False), ("own_model:Own", False), ("ocr.onnx", True)],
+)
+def test_a_further_model_may_be_a_package_or_a_module(project, value, is_path):
+    (project / "run.toml").write_text(f'[[model]]\nuri = "models/mine"\n[[model]]\nname = "a"\nuri = "{value}"\n')
+    assert load_config(project / "run.toml").model[1].uri == (f"{project}/{value}" if is_path else value)
+
+
+@pytest.mark.parametrize(
     ("key", "text"),
     [
         ("model", 'model = "old/thing"'),
