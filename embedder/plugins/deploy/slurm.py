@@ -24,8 +24,8 @@ HEAD = """\
 """
 
 BODY = """\
-set -uo pipefail
 {setup}
+set -uo pipefail # after the setup, whose scripts may read variables that nobody has set
 # Everything of Ray is of this job alone: port, token, folder. A socket's path may have 107 characters.
 head=$(hostname -I | cut -d' ' -f1)
 port=$((20000 + SLURM_JOB_ID % 20000))

@@ -113,6 +113,21 @@ def test_what_slurm_could_not_run_is_refused(tmp_path, text, message):
         slurm_text(tmp_path, f"{CONFIG}[deploy.slurm]\n{text}\n")
 
 
+def test_the_setup_may_read_variables_that_nobody_has_set(tmp_path):
+    setup = '[deploy.slurm]\nsetup = ["export SEEN=/opt/lib:$NOBODY_HAS_SET_THIS", "echo $SEEN; exit 7"]\n'
+    script = slurm_text(tmp_path, CONFIG + setup)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "/opt/lib:\n"), done.stderr
+
+
+def test_a_plan_of_the_first_model_is_one_that_the_command_takes(tmp_path):
+    model = f'[[model]]\nuri = "s3://team/models/products"\nplan = "{tmp_path}/plan.json"\n'
+    text = slurm_text(tmp_path, CONFIG.partition("\n")[2] + model).replace("/shared", str(tmp_path))
+    (line,) = (line for line in text.splitlines() if line.strip().startswith("embedder "))
+    plan = re.search(r"--plan (\S+)", line)[1]
+    assert load_config(tmp_path / "run.toml", {"plan": plan}).plan == plan
+
+
 def test_types_of_gpus_need_their_names_in_slurm(tmp_path):
     with pytest.raises(ConfigError, match="L4: the plan has 2 types of GPUs, and without gres"):
         slurm_text(tmp_path, CONFIG.replace('gres = "l4"\n', ""))
