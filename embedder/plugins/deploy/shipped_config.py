@@ -59,14 +59,17 @@ def check_shippable(shipped: ShippedConfig) -> None:
         )
     if len((text + shipped.plan_text).encode()) > MAX_BYTES:
         raise ConfigError(f"{path} and {shipped.plan_path}: more than {MAX_BYTES:,} bytes, which no ConfigMap holds")
-    mounted = [volume.path.rstrip("/") + "/" for volume in shipped.config.deploy.volume]
-    models = {
-        "model": split_address(shipped.config.required_model)[0],
-        "serve.reranker": shipped.config.serve.reranker,
+    config = shipped.config
+    mounted = [volume.path.rstrip("/") + "/" for volume in config.deploy.volume]
+    # A path that is relative in the file is absolute in the configuration.
+    kept = {
+        split_address(config.required_model)[0],
+        config.serve.reranker,
+        *(each.uri for each in config.further_models),
     }
 
     def check(key: str, value: str) -> str:
-        is_hub_id = models.get(key) == value and not value.startswith(("/", "~"))
+        is_hub_id = key in ("model", "serve.reranker") and value in kept and not value.startswith(("/", "~"))
         if key == "plan" or not value:  # is shipped, too; a path of no letters switches a file off
             return value
         if not (_ADDRESS.match(value) or is_hub_id or any(f"{value}/".startswith(folder) for folder in mounted)):

@@ -354,6 +354,14 @@ def test_a_hub_model_and_one_gpu_type_need_no_selector(tmp_path):
     assert (group["replicas"], group["groupName"]) == (1, "t4")
 
 
+def test_further_models_may_be_of_the_hub_or_of_a_package_as_the_first_is(tmp_path):
+    models = '[[model]]\nuri = "org/name"\n[[model]]\nname = "tags"\nkind = "hf"\nuri = "org/other"\n'
+    models += '[[model]]\nname = "ocr"\nkind = "ocr"\nuri = "rapidocr"\n'
+    assert kuberay_texts(tmp_path, CONFIG.partition("\n")[2] + models)
+    with pytest.raises(ConfigError, match=r"model = 'here/there/model' is a path of this machine"):
+        kuberay_texts(tmp_path, CONFIG.partition("\n")[2] + models.replace("org/other", "here/there/model"))
+
+
 def test_sizes_are_written_as_kubernetes_writes_them_back():
     assert [quantity(each) for each in (8 << 30, 512 << 20, 3 << 10, 1000)] == ["8Gi", "512Mi", "3Ki", "1000"]
 
