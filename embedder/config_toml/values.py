@@ -26,6 +26,8 @@ _TYPE_NAMES: tuple[tuple[Any, str], ...] = (
 )
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SECRET_OPTION = re.compile(r"(?i)--?[\w-]*(token|password|passwd|secret|credential|api-?key|access-?key)[\w-]*")
+_FREE_TABLES = ("settings", "options")  # whose keys are another's, and may be called as a secret is
+_SECRET_KEY = re.compile(r"(?i)(^|.*[_-])(token|password|passwd|secret|credentials?|api[_-]?key|access[_-]?key)")
 _WEBHOOK = re.compile(r"^((?:\w+://)?[^/?#]*).+", re.DOTALL)  # anyone who knows its path may post to it
 
 
@@ -59,10 +61,12 @@ def heading(path: Path) -> str:
 
 
 def without_secrets(path: Path, value: Any) -> Any:
-    """Mask secrets in a value: names and passwords in addresses, tokens and the like, and the path of a webhook."""
+    """Mask secrets in a value: names and passwords in addresses, tokens, settings called so, and a webhook's path."""
     match value:
         case str() if path and path[-1] == "webhook":
             return mask(_WEBHOOK.sub(rf"\1/{MASK}", value))
+        case str() if path[-2:-1] and path[-2] in _FREE_TABLES and _SECRET_KEY.fullmatch(str(path[-1])):
+            return MASK
         case str():
             # A command's option is masked as within quotes if it starts the text.
             return mask(f'"{value}"')[1:-1]

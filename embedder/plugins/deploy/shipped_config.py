@@ -7,6 +7,7 @@ from pathlib import Path
 from embedder.config import RunConfig, load_config
 from embedder.config_paths import replace_paths
 from embedder.config_toml.read import ConfigFile, read_file
+from embedder.config_toml.values import without_secrets
 from embedder.errors import ConfigError
 from embedder.redaction import mask
 from shards.model_settings import split_address
@@ -52,7 +53,8 @@ def read_files(config_path: Path, plan_path: Path | None) -> ShippedConfig:
 def check_shippable(shipped: ShippedConfig) -> None:
     """Refuse (ConfigError) files too large for a manifest, with a secret, or with a path of this machine."""
     path, text = shipped.file.path, shipped.file.text
-    if mask(text) != text:
+    tree = {key: value for key, value in shipped.file.tree.items() if key != "on_failure"}  # a webhook may be there
+    if mask(text) != text or without_secrets((), tree) != tree:
         raise ConfigError(
             f"{path}: it holds a secret (`embedder config {path}` masks it), which manifests would show; put it into a "
             "Secret that `secrets` of [deploy] names, and take it out of the file"

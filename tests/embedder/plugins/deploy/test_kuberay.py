@@ -287,6 +287,10 @@ def test_secrets_are_referred_to_and_never_written(tmp_path, texts):
     with pytest.raises(ConfigError, match="it holds a secret") as error:
         kuberay_texts(tmp_path, CONFIG + '[on_failure]\nwebhook = "https://hooks.example.com/x?token=abcdef123456"\n')
     assert "abcdef123456" not in str(error.value)
+    with pytest.raises(ConfigError, match="it holds a secret"):
+        step = 'name = "own"\ncallable = "our.steps:own"\ninputs = ["uri"]\nsettings = { api_key = "abcdef123456" }\n'
+        kuberay_texts(tmp_path, f"{CONFIG}[[step]]\n{step}")
+    assert kuberay_texts(tmp_path, f'{CONFIG}[on_failure]\nwebhook = "https://hooks.example.com/x"\n')
 
 
 @pytest.mark.parametrize(
