@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import RenderableType
+from rich.text import Text
 
 from embedder.cli.options import AsJson, Settings
 from embedder.cli.refresh_command import CONFIG_HELP
@@ -17,6 +18,7 @@ from embedder.config import load_config
 from embedder.errors import ConfigError
 from embedder.executors.interrupts import SignalInterrupt
 from embedder.quantities import duration_text
+from embedder.storage.printable import printable
 from embedder.store.layout import utc_now
 
 if TYPE_CHECKING:
@@ -163,7 +165,7 @@ def _print_log(text: str) -> None:
     """Print a log as it is, except for characters that control the terminal."""
     terminal = Terminal()
     for line in text.splitlines():
-        terminal.print(line, soft_wrap=True)
+        terminal.print(Text(printable(line)), soft_wrap=True)  # whole, as it may be a line of JSON
 
 
 def _took(info: "JobInfo") -> str:

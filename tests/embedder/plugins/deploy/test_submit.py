@@ -7,6 +7,7 @@ import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import samples
@@ -17,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from embedder.config import load_config
 from embedder.errors import ConfigError
 from embedder.placement.node_probe import PACKAGES, package_folder
-from embedder.plugins.deploy.submission import packages
+from embedder.plugins.deploy.submission import packages, submit_command
 from embedder.plugins.deploy.submission.packages import code_package, package_of
 from embedder.plugins.deploy.submission.submit import (
     SUPPORTED_RAY,
@@ -193,6 +194,14 @@ def test_a_light_installation_submits_and_lists(tmp_path):
         ["submit", path, *nowhere], ["jobs", "list", *nowhere], ["jobs", "stop", "a", *nowhere]
     ):
         assert ended.code == 2 and "http://127.0.0.1:1: it can't be reached" in ended.stderr
+
+
+def test_a_long_line_of_a_log_is_printed_whole(monkeypatch, capsys):
+    line = json.dumps({"metrics": ["\u00e9" * 9000], "mark": "\x1b[1m"})
+    server = SimpleNamespace(log=lambda job: f"begins\n{line}\n\x1b[31mred\n")
+    monkeypatch.setattr(submit_command, "job_server", lambda address: server)
+    submit_command.logs("job-1")
+    assert capsys.readouterr().out.splitlines() == ["begins", line, "\\x1b[31mred"]
 
 
 def test_the_command_refuses_here_what_the_job_would_refuse(run_embedder, tmp_path):
