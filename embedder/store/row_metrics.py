@@ -72,7 +72,7 @@ def check_columns(configs: Iterable[MetricConfig], schema: pa.Schema) -> None:
                 load_own(config)
             except ConfigError:
                 raise
-            except Exception as error:  # noqa: BLE001 - code of the user's own
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - code of the user's own
                 raise ConfigError(
                     f'metric "{config.name}": {config.callable} can\'t be imported '
                     f"({type(error).__name__}: {error}); correct it, or leave the metric out"
@@ -210,7 +210,7 @@ class OwnMetric:
     def _attempt(self, call: Callable[[Any], State]) -> State:
         try:
             return dict(json.loads(json.dumps(call(self._own), allow_nan=False)))
-        except Exception as error:  # noqa: BLE001 - code of the user's own, which must not cost a run
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of the user's own, which must not cost a run
             return {"error": f"{self._config.callable}: {type(error).__name__}: {error}"}
 
 

@@ -214,8 +214,16 @@ def test_drift_is_nothing_against_oneself_and_sees_a_turn():
     assert drift_between(state, state | {"sums": [1], "squares": [1]}) == {}  # of a model of another width
 
 
-def test_an_error_of_ones_own_metric_is_told_and_raises_nothing(own_file):
+def test_an_error_of_ones_own_metric_is_told_and_raises_nothing(own_file, tmp_path):
     rows = hostile_rows(10)
+    (tmp_path / "leaving.py").write_text(
+        OWN.replace("def figures(self, state):", "def figures(self, state):\n        exit(3)")
+    )
+    values = {"kind": "own", "callable": f"{tmp_path / 'leaving.py'}:Longest", "inputs": ("word",)}
+    assert "SystemExit: 3" in figures_of(rows, rows, **values)["error"]
+    (tmp_path / "leaving.py").write_text("raise SystemExit(2)\n")
+    with pytest.raises(ConfigError, match=r"leaving.py:Longest can't be imported \(SystemExit: 2\)"):
+        check_columns([config_of(**values)], rows.schema)
     found = figures_of(rows, rows, kind="own", callable=f"{own_file}:Broken", inputs=("word",))
     assert "ZeroDivisionError: division by zero" in found["error"]
 
