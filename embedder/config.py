@@ -9,7 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import Discriminator, Field, model_validator
+from pydantic import Discriminator, Field, field_validator, model_validator
 
 from embedder.config_toml.deploy_section import DeployConfig
 from embedder.config_toml.load_config import load
@@ -280,6 +280,13 @@ class RunConfig(ConfigSection):
     on_failure: OnFailure = OnFailure()
     serve: ServeConfig = ServeConfig()
     deploy: DeployConfig = DeployConfig()
+
+    @field_validator("store")
+    @classmethod
+    def _not_here(cls, store: str | None) -> str | None:
+        if store == "":
+            raise ValueError("must not be empty, which would be the working directory; write a path or a URI")
+        return store
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -65,6 +65,11 @@ def test_a_missing_file_and_a_broken_setting_are_named(tmp_path):
         load_config(settings=["dtype"])
 
 
+def test_an_empty_store_is_not_the_working_directory():
+    with pytest.raises(ConfigError, match='^the command line: store = "": must not be empty'):
+        load_config(overrides={"store": ""})
+
+
 def test_as_many_stages_as_are_described_where_none_are_counted(tmp_path):
     (tmp_path / "run.toml").write_text("[[stage]]\nnum_cpus = 1\n[[stage]]\n")
     assert load_config(tmp_path / "run.toml").num_stages == 2
