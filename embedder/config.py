@@ -242,7 +242,10 @@ class RunConfig(ConfigSection):
     index: IndexConfig = IndexConfig()
     no_progress_timeout_s: float = Field(300.0, gt=0, description="seconds until a run that finishes nothing ends")
     stop_timeout_s: float = Field(
-        10.0, ge=0, description="seconds that items inside the stages may take after Ctrl-C, SIGTERM or SIGHUP"
+        10.0,
+        ge=0,
+        le=86_400,
+        description="seconds that items inside the stages may take after Ctrl-C, SIGTERM or SIGHUP",
     )
     fast_start: bool = Field(
         True, description="patch libraries to start and run faster; EMBEDDER_FAST_START=0 switches it off everywhere"

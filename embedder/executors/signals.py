@@ -134,7 +134,7 @@ def stop_at(request_stop: Callable[[], None], moment_s: float | None) -> Iterato
         ask()
         yield time_up
         return
-    timer = threading.Timer(left_s, ask)
+    timer = threading.Timer(min(left_s, threading.TIMEOUT_MAX), ask)
     timer.daemon = True
     timer.start()
     try:

@@ -66,7 +66,7 @@ def interim_publications(
 def _repeat(publish: Callable[[], None], every_s: float, ended: threading.Event, failures: list[BaseException]) -> None:
     """Publish repeatedly; failures of the store are logged, and a bug is raised in the run's own thread."""
     pause_s = every_s
-    while not ended.wait(pause_s):
+    while not ended.wait(min(pause_s, threading.TIMEOUT_MAX)):
         began_s = time.monotonic()
         try:
             publish()

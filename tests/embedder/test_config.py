@@ -70,6 +70,11 @@ def test_an_empty_store_is_not_the_working_directory():
         load_config(overrides={"store": ""})
 
 
+def test_a_stop_has_an_end():
+    with pytest.raises(ConfigError, match="at least 0 and at most 86400 seconds"):
+        load_config(settings=["stop_timeout_s=inf"])
+
+
 def test_as_many_stages_as_are_described_where_none_are_counted(tmp_path):
     (tmp_path / "run.toml").write_text("[[stage]]\nnum_cpus = 1\n[[stage]]\n")
     assert load_config(tmp_path / "run.toml").num_stages == 2

@@ -52,6 +52,14 @@ def killed_in_mid_run(arguments, store, model=None):
     return rows
 
 
+@pytest.mark.medium
+def test_a_pause_without_end_leaves_the_publication_at_the_end(tiny_model, tmp_path):
+    folder, store = samples.folder(tmp_path / "in", num_images=3), tmp_path / "store"
+    ended = run_here(*arguments_of(folder, tiny_model, store, "local", "publish_every_s=inf"))
+    assert ended.code == 0, ended.stderr
+    assert len(past_runs(StoreFiles(store))) == 1
+
+
 @pytest.mark.usefixtures("starts_ray")
 @pytest.mark.slow
 def test_a_run_on_ray_that_publishes_as_it_goes_is_searched_killed_and_resumed(
