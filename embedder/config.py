@@ -309,7 +309,7 @@ class RunConfig(ConfigSection):
         check_steps(self.step)
         check_metrics(self.metric)
         if isinstance(self.model, tuple):
-            check_models(self.model, self.model_fields_set)
+            check_models(self.model, self.plan, self.num_stages)
         if self.batch_size != "auto" and self.batch_size < 1:
             raise ValueError(f'batch_size = {self.batch_size}: write "auto" or a number of rows from 1 up')
         return self

@@ -1,6 +1,6 @@
 """Sections of a configuration that other layers read by themselves; `[deploy]` has a module of its own."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Tag, ValidationError, field_validator, model_validator
@@ -206,8 +206,8 @@ class FurtherModelConfig(ConfigSection):
         return {"name": self.name, "uri": self.address, "kind": self.kind, **cut, **(self.model_extra or {})}
 
 
-def check_models(models: tuple[FurtherModelConfig, ...], given: Collection[str]) -> None:
-    """Raise ValueError if the entries of [[model]] don't fit together."""
+def check_models(models: tuple[FurtherModelConfig, ...], plan: str | None, num_stages: int) -> None:
+    """Raise ValueError if the entries of [[model]] don't fit together, or the first to what the top says of its cut."""
     if not models:
         raise ValueError("[[model]] has no entry; write one, or leave the key out")
     first, *further = models
@@ -217,7 +217,7 @@ def check_models(models: tuple[FurtherModelConfig, ...], given: Collection[str])
             f"the first [[model]] has {found}; it is the store's main model, of the kind towers, and takes uri, name, "
             "stages, plan, instructions and dimensions alone: write it first, and this one below"
         )
-    if (first.plan and "plan" in given) or (first.stages and not {"num_stages", "stage"}.isdisjoint(given)):
+    if first.plan not in (None, plan) or first.stages not in (None, num_stages):
         raise ValueError("the first [[model]] and the top both say how it is cut; write plan or stages once")
     seen = {"main"}
     for model in models:

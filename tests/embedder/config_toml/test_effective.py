@@ -32,6 +32,12 @@ num_gpus = 0.5
 [decode]
 timeout_s = 1e-5
 """
+MODELS = """
+[[model]]
+uri = "/models/mine"
+stages = 2
+plan = "cut.json"
+"""
 TRAINING = """
 out = "/runs/x"
 texts = ["title"]
@@ -58,8 +64,8 @@ def printed(tmp_path, kind, text, settings=()):
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [(RunConfig, ""), (RunConfig, RUN), (TrainConfig, TRAINING), (TrainConfig, LAYERS)],
-    ids=["defaults", "run", "fresh", "layers"],
+    [(RunConfig, ""), (RunConfig, RUN), (RunConfig, MODELS), (TrainConfig, TRAINING), (TrainConfig, LAYERS)],
+    ids=["defaults", "run", "models", "fresh", "layers"],
 )
 def test_what_is_printed_loads_again_as_the_same_from_any_folder(tmp_path, kind, text):
     loaded, table = printed(tmp_path, kind, text, ["decode.max_pixels=5"])

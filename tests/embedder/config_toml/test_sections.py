@@ -84,6 +84,7 @@ def test_the_effective_configuration_has_the_keys_of_each_kind(tmp_path):
             'model "a": stages = 2: of the kind towers alone; onnx runs whole',
         ),
         ('num_stages = 3\n[[model]]\nuri = "towers"\nstages = 2\n', "both say how it is cut"),
+        ('plan = "a.json"\n[[model]]\nuri = "towers"\nplan = "b.json"\n', "both say how it is cut"),
         ('model = "towers"\n[[model]]\nuri = "towers"\n', "line 2"),
         ("model = []\n", "has no entry"),
         ("model = 5\n", "model = 5"),
