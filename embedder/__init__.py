@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name from its module when it is first used."""
     if name not in _HOMES:
         message = f"module 'embedder' has no attribute {name!r}"
-        raise AttributeError(message, name=name, obj=sys.modules[__name__])  # so that Python tells what was meant
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])  # so that Python suggests what was meant
     try:
         home = import_module(_HOMES[name])
     except ModuleNotFoundError as error:

@@ -188,7 +188,7 @@ class RunConfig(ConfigSection):
     dtype: Dtype = Field(
         "auto",
         description="compute dtype. auto: that of the store, if it exists, or of the plan file; else bfloat16 on GPUs "
-        "of compute capability 8.0 and up, float16 on older ones, float32 on CPUs. int8 holds for the weights alone. "
+        "of compute capability 8.0 and up, float16 on older ones, float32 on CPUs. int8 holds only for the weights. "
         "Embeddings are float32",
     )
     vectors: Literal["float32", "float16"] | None = Field(
@@ -222,12 +222,12 @@ class RunConfig(ConfigSection):
         "its own number",
     )
     max_reject_fraction: float = Field(
-        0.01, ge=0, le=1, description="above it nothing is published; after the first time of 100 items at least"
+        0.01, ge=0, le=1, description="share of rejects above which nothing is published; later, of 100 items at least"
     )
     min_rejects: int = Field(
         10,
         ge=1,
-        description="fewer rejects are published, unless max_reject_fraction is 0 or a first run embeds nothing",
+        description="with fewer rejects a run publishes, unless max_reject_fraction is 0 or a first run embeds nothing",
     )
     max_attempts: int = Field(
         5, ge=1, description="attempts at an item with a transient error; later ones only on demand"
@@ -253,18 +253,18 @@ class RunConfig(ConfigSection):
     ray_address: str | None = Field(None, description="Ray cluster to attach to; none starts Ray on this machine")
     cluster: ClusterConfig = ClusterConfig()
     publish_every_s: float | None = Field(
-        None, gt=0, description="seconds between two publications of a run that goes on; left out: one, at its end"
+        None, gt=0, description="seconds between two publications of a run in progress; left out: one, at its end"
     )
     deletion_vectors: Literal["auto"] | bool = Field(
         "auto",
-        description="mark rows that leave in the tables instead of writing their part files anew; auto: where a run "
+        description="mark rows that leave in the tables instead of rewriting their part files; auto: where a run "
         "with true has begun it, as some readers refuse such tables",
     )
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {}, description="price of an hour of one device, by its type: CPU (a core), L4, A100"
     )
     currency: str | None = Field(
-        None, pattern=r"^\S{1,8}$", description="currency of all prices, as EUR; costs are told in it"
+        None, pattern=r"^\S{1,8}$", description="currency of all prices, as EUR; costs are reported in it"
     )
     log_file: str | None = Field(None, description="file to append the log to; else one in the run's folder")
     runs_file: str | None = Field(None, description="file to append a JSON line for each run to; else STORE/runs.jsonl")
@@ -272,7 +272,7 @@ class RunConfig(ConfigSection):
     metrics_address: str | None = Field(
         None,
         pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):\d{1,5}$",
-        description="HOST:PORT that answers Prometheus while a run goes on; :9477 for this machine alone",
+        description="HOST:PORT that answers Prometheus during a run; :9477 only for this machine",
         json_schema_extra={"rule": "HOST:PORT, as 0.0.0.0:9477, or :9477"},
     )
     traces: str | None = Field(
@@ -367,7 +367,7 @@ class RunConfig(ConfigSection):
 
     @property
     def further_models(self) -> tuple[FurtherModelConfig, ...]:
-        """Models beside the main one."""
+        """Models in addition to the main one."""
         return self.model[1:] if isinstance(self.model, tuple) else ()
 
     @property

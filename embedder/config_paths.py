@@ -90,7 +90,7 @@ def _follow(value: str, key: str, folder: Path, file: Path) -> str:
         raise ConfigError(
             f"{file}: {key} = {json.dumps(value, ensure_ascii=False)} means {followed}, as paths in a file follow the "
             f"file, and nothing is there; there is {here}, below the working directory: write that path in full, or "
-            + ("name another to make a new one" if key in RESULTS else "move it beside the file")
+            + ("name another to make a new one" if key in RESULTS else "move it next to the file")
         )
     return value if key in ("model", "serve.reranker", "teacher.model") and _MODEL_NAME.fullmatch(value) else followed
 

@@ -108,7 +108,7 @@ class UnmetRequirement:
         """Describe what was found, the rule, and the fix, in one line."""
         cure = f"pip install '{self.wanted}'"
         if self.package == "torch" and self.installed:
-            cure = f"start from an image or a module with {self.wanted}, or in an environment of its own: {cure}"
+            cure = f"start from an image or a module with {self.wanted}, or in its own environment: {cure}"
         return f"{self.package} {self.installed or 'is missing'}: {self.asked_by} needs {self.wanted}; {cure}"
 
 

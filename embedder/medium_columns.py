@@ -1,6 +1,6 @@
 """Columns of the medium: what the file of a picture or clip says of itself. One table, which all else follows.
 
-The embeddings table has these columns beside carried ones. Decoding fills them (`embedder.media.medium_values` reads
+The embeddings table has these columns besides carried ones. Decoding fills them (`embedder.media.medium_values` reads
 the sources named here), `docs/metadata.md` lists them, `[metadata]` keeps or drops them by name or group.
 """
 

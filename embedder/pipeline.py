@@ -75,7 +75,7 @@ def embed_on_ray(listing: Iterable[pa.Table], job: Job, stop: StopRequest | None
     except ExecutionTimeoutError:
         raise RunFailedError(
             f"no step finished anything for {job.compute.no_progress_timeout_s:g} s: a node or a stage is stuck, or "
-            "the cluster lost the CPUs that the run needs; what is finished is kept, and the same command goes on "
+            "the cluster lost the CPUs that the run needs; what is finished is kept, and the same command continues "
             "(slow items need a larger no_progress_timeout_s)"
         ) from None
     except RayError as error:
@@ -93,7 +93,7 @@ def translate_ray_error(error: Exception) -> Exception:
         return RunFailedError(
             f"node {node[1] if node else 'unknown'}: Ray's object store and the disk that it spills to are full; make "
             "room on the disk of Ray's temporary folder there (/tmp/ray, unless Ray was started with another), or run "
-            "with a smaller batch_size; what is finished is kept, and the same command goes on"
+            "with a smaller batch_size; what is finished is kept, and the same command continues"
         )
     is_bug = isinstance(error, RayTaskError)
     if is_bug:
@@ -105,7 +105,7 @@ def translate_ray_error(error: Exception) -> Exception:
     else:
         happened = " ".join(line for line in lines if line and not line.startswith("\t"))  # Ray indents a list of ids
         what = f"Ray lost a process that the run needs ({type(error).__name__}: {happened[:MAX_ERROR_CHARACTERS]})"
-    failure = RunFailedError(f"{what}; what is finished is kept, and the same command goes on")
+    failure = RunFailedError(f"{what}; what is finished is kept, and the same command continues")
     failure.details = str(error)  # Ray keeps only this text of what a constructor raised
     return failure
 

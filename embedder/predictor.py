@@ -74,7 +74,7 @@ class BatchPredictor:
 
         Raises:
             ServableError: one breaks a rule, lacks a file, or doesn't fit the others.
-            shards.ModelError: a model folder is none.
+            shards.ModelError: a folder is no model folder.
             ConfigError: an option is unknown, or breaks its rule.
         """
         config = load_config(overrides=options)

@@ -5,7 +5,7 @@ import re
 
 MASK = "***"
 SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
-PLACE_NAME = re.compile(r"_(PATH|FILE|DIR|URI|URL)$", re.IGNORECASE)  # the place of a secret is none
+PLACE_NAME = re.compile(r"_(PATH|FILE|DIR|URI|URL)$", re.IGNORECASE)  # the place of a secret is no secret
 MIN_SECRET_CHARACTERS = 8  # masking shorter values would blank out words
 
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s@]+@")

@@ -71,12 +71,12 @@ def _serve(store: Path, *, opens_browser: bool) -> None:
     """Serve the store on a free port of localhost until Ctrl-C, and open the search page."""
     import webbrowser
 
-    def tell(url: str) -> None:
+    def show_address(url: str) -> None:
         Terminal(stderr=True).print(f"search page of {store}: {url} (Ctrl-C ends it)", soft_wrap=True)
         if opens_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # it may wait for the browser
 
-    import_module(find_plugins(COMMANDS)["serve"].module).serve_store(str(store), tell)
+    import_module(find_plugins(COMMANDS)["serve"].module).serve_store(str(store), show_address)
 
 
 def _index_line(store: StoreFiles) -> str:

@@ -75,7 +75,7 @@ def embed(
     repair: Repair = False,
     force: Force = None,
 ) -> Result:
-    """Stream embeddings into the store: creates it or goes on, then publishes."""
+    """Stream embeddings into the store: creates or continues it, then publishes."""
     described = {"model": model, "store": store, "source": source_keys.describe(source)}
     run = read(described | asdict(compute_keys))
 

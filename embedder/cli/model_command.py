@@ -47,12 +47,12 @@ def model_import(
     from shards.model_summary import read_import_record
 
     if text is not None and albert is not None:
-        raise ConfigError("--albert is the old name of --text; give --text alone")
+        raise ConfigError("--albert is the old name of --text; give only --text")
     joined = text if text is not None else albert
     _check_options(joined, is_config_only=config_only, joins_captions=join_captions, is_reranker=reranker)
     if config_only:
         model = import_config(_checkpoint(source, config_only=True), out, name=model_name(source))
-        planned = f"config.json alone, without weights and tokeniser; plan with it: embedder plan --model {out}"
+        planned = f"only config.json, without weights and tokeniser; plan with it: embedder plan --model {out}"
         return Result({"out": out, "trained": model.trained}, [f"model folder: {out}", planned])
     if reranker:
         model = import_reranker(_checkpoint(source), out, name=model_name(source))
@@ -105,12 +105,12 @@ def _import_notes(model: "ModelConfig", out: Path, *, is_joined: bool) -> list[s
         notes.append("a picture's vector is of the picture and its caption; a query is still a picture or a text")
     if model.text is None:
         notes.append(
-            "it has a vision tower alone: it embeds images, and finds them by images; of a timm checkpoint, --text DIR "
+            "it has only a vision tower: it embeds images, and finds them by images; of a timm checkpoint, --text DIR "
             "joins a text tower, and training makes it find images by words"
         )
     if model.vision is None:
         notes.append(
-            "it has a text tower alone: it embeds captions, and finds them by words; --text DIR of an import joins it "
+            "it has only a text tower: it embeds captions, and finds them by words; --text DIR of an import joins it "
             "to a timm checkpoint, and training makes it find images"
         )
     return notes

@@ -40,7 +40,7 @@ CONFIG_HELP = "TOML file that describes the run: model, store, sources."
 def refresh(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help=CONFIG_HELP)],
     dry_run: DryRun = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Embed this many items at most; the next goes on.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Embed this many items at most; the next continues.")] = None,
     max_hours: Annotated[
         float | None, typer.Option(min=0, help="Begin no item later than that after the start.")
     ] = None,
@@ -50,7 +50,7 @@ def refresh(
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Embed what is new or changed, retire what is gone, update the index, publish; another model embeds all anew."""
+    """Embed what is new or changed, retire what is gone, update the index, publish; another model embeds all again."""
     run = load_config(config, settings=settings or ())
 
     from embedder.ingest.work import IngestOptions
@@ -171,7 +171,7 @@ def list_rejects(config: RunConfig, run_id: str | None, filters: Mapping[str, st
     if num_left_out := sum(row["state"] == "left_out" for row in items):
         shown.append(f"{len(items) - num_left_out:,} rejected; {num_left_out:,} left out, which counts as no reject")
     if not found.is_published:
-        shown.append(f"of run {found.run_id}, which is not published; the command that began it goes on with it")
+        shown.append(f"of run {found.run_id}, which is not published; the command that began it continues it")
     if found.pending is not None:
         shown.append(
             f"run {found.pending.run_id} is newer, is not published and has "
@@ -226,8 +226,8 @@ def retry_rejects(
     found = find_rejects(files, run_id, filters)
     if not found.is_published and found.run_id not in [run.run_id for run in unfinished_runs(files)[-1:]]:
         raise ConfigError(
-            f"rejects --retry --run {found.run_id}: a later run took its place, or it embeds nothing, so nothing goes "
-            "on with it; leave out --run for what is published, or name the newest run"
+            f"rejects --retry --run {found.run_id}: a later run took its place, or it embeds nothing, so nothing "
+            "continues it; leave out --run for what is published, or name the newest run"
         )
     if not found.items.num_rows:
         return Result({"rejects": [], "retried": 0}, ["0 rejected"])

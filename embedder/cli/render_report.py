@@ -48,8 +48,8 @@ def metric_lines(metrics: Mapping[str, Mapping[str, Any]]) -> list[RenderableTyp
     """Return a line for each metric with its figures, without a matrix."""
     lines: list[RenderableType] = []
     for name, figures in metrics.items():
-        told = [f"{key} {_plain(value)}" for key, value in figures.items() if not isinstance(value, dict)]
-        lines.append(f"metric {name}: {', '.join(told)}")
+        values = [f"{key} {_plain(value)}" for key, value in figures.items() if not isinstance(value, dict)]
+        lines.append(f"metric {name}: {', '.join(values)}")
     return lines
 
 
@@ -326,4 +326,4 @@ def _check_lines(report: Report) -> list[str]:
         return [f"{checked}: all equal"]
     shown = ", ".join(printable(item_id, MAX_ID_CHARACTERS) for item_id in report.differing[:MAX_SHOWN])
     differing = f"{report.num_differing:,} differed or could not be read"
-    return [f"{checked}: {differing} (embedded anew, or in `embedder rejects`): {shown}"]
+    return [f"{checked}: {differing} (embedded again, or in `embedder rejects`): {shown}"]

@@ -39,7 +39,7 @@ def print_result(as_json: bool, result: Result) -> None:
     except BrokenPipeError:  # of a reader who has seen enough
         raise
     except OSError as error:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - else Python tells at its end, too, what it can't write
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - else Python reports it again at its end
         raise RunFailedError(
             f"standard output can't be written ({error.strerror}); what the command did is done"
         ) from None

@@ -51,7 +51,7 @@ class QueryOptions:
         list[Path] | None, typer.Option("--not-image", help="An image to stay away from; repeatable.")
     ] = None
     text_weight: Annotated[
-        float | None, typer.Option(help="Share of the text beside an image, from 0 to 1; by default 0.5.")
+        float | None, typer.Option(help="Share of the text next to an image, from 0 to 1; by default 0.5.")
     ] = None
     not_weight: Annotated[
         float | None, typer.Option(help="Weight of what to stay away from, from 0 to 1; by default 0.5.")
@@ -66,10 +66,10 @@ class QueryOptions:
         """Refuse (ConfigError) options that give nothing to search with, or do not go together."""
         if (self.vector is not None) == bool(self.queries or self.images):
             raise ConfigError(
-                "what to search with: give a text, --image FILE, both together, or --vector FILE.npy alone"
+                "what to search with: give a text, --image FILE, both together, or only --vector FILE.npy"
             )
         if self.text_weight is not None and not (self.queries and self.images):
-            raise ConfigError("--text-weight is the share of a text beside an --image; give both, or leave it out")
+            raise ConfigError("--text-weight is the share of a text next to an --image; give both, or leave it out")
         if self.not_weight is not None and not (self.not_texts or self.not_images):
             raise ConfigError("--not-weight is for --not and --not-image; give one of them, or leave it out")
         if self.instruction is not None and not self.queries:
@@ -178,7 +178,7 @@ class SearchPlace:
     allow_store_code: AllowStoreCode = False
 
     def check(self) -> None:
-        """Refuse (ConfigError) options of a store beside a service, and those of a service without one."""
+        """Refuse (ConfigError) options of a store along with a service, and those of a service without one."""
         if self.server is None:
             if self.token_file is not None:
                 raise ConfigError("--token-file is for --server; give both, or neither")

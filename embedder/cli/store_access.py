@@ -26,7 +26,7 @@ def read_access(config: RunConfig) -> StoreFiles:
 def describe_vectors(config: RunConfig) -> str | None:
     """Return in what precision the configuration's store records vectors, and what float16 would save; None if unread.
 
-    A store that is not there, or can't be read, is another command's to tell of.
+    A store that is not there, or can't be read, is another command's to report.
     """
     from embedder.store.layout import read_current
     from embedder.store.maintenance.half_precision import describe_saving

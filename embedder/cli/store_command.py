@@ -200,7 +200,7 @@ def compact(
     shown: list[RenderableType] = [
         f"{each.model} {each.table}: ".lstrip()
         + f"{plural(each.num_files_before, 'part file')} -> {each.num_files_after:,}, "
-        f"{size_text(each.bytes_rewritten)} written anew"
+        f"{size_text(each.bytes_rewritten)} rewritten"
         for each in tables
     ]
     shown.append("nothing to compact" if new is None else f"published as run {new.run_id}; no row changed")
@@ -213,7 +213,7 @@ def export_query_towers(
     read: ReadConfig,
     store: StoreUri = None,
     model: SearchedModel = None,
-    force: Annotated[bool, typer.Option("--force", help="Write them anew though they are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write them again though they are there.")] = False,
 ) -> Result:
     """Write the towers that encode queries into a store of an earlier version, so that searches need no torch."""
     run = read({"store": store})

@@ -115,7 +115,7 @@ class RunStop(Protocol):
 STOP: ContextVar[RunStop | None] = ContextVar("stop", default=None)
 
 
-class DrainedError(ExecutionTimeoutError):  # type: ignore[misc]  # Ray prints the trace of any other as a bug of its own
+class DrainedError(ExecutionTimeoutError):  # type: ignore[misc]  # Ray prints the trace of any other as its own bug
     """The stages are empty, or were not waited for.
 
     `finished` has references to blocks of finished rows that no write task has taken.

@@ -4,7 +4,7 @@ transformers imports torch's tensors on many devices and its flexible attention 
 0.7 s of CPU, half of it for sympy. It reads its 1,600 files of models twice for the names in them, 0.3 s each time.
 timm imports Weights & Biases if it is installed: 0.2 to 0.5 s. And Python collects garbage after every few hundred new
 objects, although importing creates a million that all stay: another 0.4 s. Arrow imports pandas for the first array
-that it makes, to tell frames from lists: 0.13 s.
+that it makes, to distinguish frames from lists: 0.13 s.
 
 Only for our own processes: the patched functions of transformers stay replaced.
 """

@@ -23,7 +23,7 @@ ATTEMPTS = Private(
         "ray.core.generated.gcs_pb2:WorkerTableData",
     ),
     "ray 2.52.1 to 2.60.0",
-    "what kills its process ends a run by no_progress_timeout_s alone",
+    "what kills its process ends a run only by no_progress_timeout_s",
 )
 NAMESPACE = b"embedder-attempts"
 

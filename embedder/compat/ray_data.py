@@ -39,7 +39,7 @@ def map_blocks(
     """Append a pool of actors that take Arrow tables; each block is one call, as it was made.
 
     `map_batches` does this without GPUs. With GPUs it requires a number of rows, by which it joins and cuts blocks
-    anew; the function that it calls internally does not. `rows_per_batch` are the rows of a full block, for versions
+    again; the function that it calls internally does not. `rows_per_batch` are the rows of a full block, for versions
     of Ray without that function; `options` are further ones of `Dataset.map_batches`.
     """
     options |= {"fn_constructor_args": tuple(arguments), "batch_format": "pyarrow"}

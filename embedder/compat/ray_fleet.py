@@ -9,13 +9,13 @@ FLEET = Private(
     "watching of nodes",
     ("ray._private.state:state.get_draining_nodes",),
     "ray 2.52.1 to 2.60.0",
-    "a run tells nothing of nodes that come and go",
+    "a run doesn't report nodes that come and go",
 )
 FREE = Private(
     "what is free on each node",
     ("ray._private.state:available_resources_per_node",),
     "ray 2.52.1 to 2.60.0",
-    "what other jobs hold is not seen, and a run beside them waits in Ray until it has room",
+    "what other jobs hold is not seen, and a run next to them waits in Ray until it has room",
 )
 
 

@@ -27,13 +27,13 @@ REFUSALS = Private(
         "ray._private.utils:compute_version_info",
     ),
     "ray 2.54.1 to 2.60.0",
-    "a wrong token or version is told late, after minutes in Ray's words",
+    "a wrong token or version is reported late, after minutes, in Ray's words",
 )
 GPU_TYPES = Private(
     "the question for a cluster's GPUs",
     (*GCS, "ray.core.generated.gcs_pb2:GcsNodeInfo.ALIVE"),
     "ray 2.52.1 to 2.60.0",
-    "a first run computes in float32, unless told",
+    "a first run computes in float32, unless told otherwise",
 )
 TIMEOUT_S = 5.0
 REGISTERED_S = 15.0  # a busy machine takes seconds from a node's first process to its place in the head's list
@@ -75,7 +75,7 @@ def refusal_of(address: str) -> str | None:
     except (RayError, RuntimeError, OSError) as error:
         return (
             f"the answer is not that of a cluster's head ({str(error).partition('.')[0][:200]}); give the port of "
-            "`ray start --head`, which is 6379 unless it was told another"
+            "`ray start --head`, which is 6379 unless it was given another"
         )
     if metadata:
         try:

@@ -1,4 +1,4 @@
-"""Ray Data's three helper actors, answered in the driver where Ray runs on this machine for one run alone.
+"""Ray Data's three helper actors, answered in the driver where Ray runs on this machine for only one run.
 
 Each is a process that imports Ray Data, 1.1 s of CPU, and the first stage waits for them. They keep statistics for
 Ray's dashboard, which is off; share a growing cluster out among datasets, of which there is one; and know the nodes of

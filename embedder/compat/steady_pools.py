@@ -42,7 +42,7 @@ class SustainedDemand:
     def lasts(self, direction: int, now_s: float) -> bool:
         """Record a direction (1, 0 or -1) at a monotonic time; it counts until the next call.
 
-        Returns whether a direction other than 0 has lasted; if so, the history starts anew.
+        Returns whether a direction other than 0 has lasted; if so, the history starts again.
         """
         self._seen.append((now_s, direction))
         while len(self._seen) > 1 and self._seen[1][0] <= now_s - max(self.grow_after_s, self.shrink_after_s):

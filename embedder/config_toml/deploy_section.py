@@ -1,4 +1,4 @@
-"""Section `[deploy]` of a configuration: what a cluster of Kubernetes or Slurm is told beyond the plan."""
+"""Section `[deploy]` of a configuration: what a cluster of Kubernetes or Slurm needs beyond the plan."""
 
 import re
 from pathlib import PurePosixPath
@@ -12,7 +12,7 @@ from embedder.redaction import PLACE_NAME, SECRET_NAME
 
 GIB = 1 << 30
 LEAST_SHM_BYTES = 96 << 20  # Ray starts with no object store of less than 75 MiB
-MAX_NAME = 36  # characters; KubeRay adds suffixes of its own to the 63 that Kubernetes allows
+MAX_NAME = 36  # characters; KubeRay adds its suffixes to the 63 that Kubernetes allows
 MAX_LABEL = 63
 _TAKEN = (
     "bin dev dev/shm etc etc/embedder etc/embedder-tokens home home/embedder lib notebooks opt proc spill sys tmp "
@@ -133,7 +133,7 @@ class VolumeConfig(ConfigSection):
 
 
 class NotebookConfig(ConfigSection):
-    """JupyterLab beside the head of the RayCluster."""
+    """JupyterLab next to the head of the RayCluster."""
 
     token_secret: ObjectName = Field("embedder-notebook", description="Secret whose key `token` is JupyterLab's token")
     cpus: int = Field(2, ge=1, description="cores of JupyterLab and its kernels")
@@ -148,12 +148,12 @@ class ServiceConfig(ConfigSection):
 
     replicas: int = Field(1, ge=1, description="replicas that always run")
     max_replicas: int = Field(4, ge=1, description="replicas that run under load")
-    cpus: int = Field(2, ge=1, description="cores of each replica, which has a pod of its own")
+    cpus: int = Field(2, ge=1, description="cores of each replica, which has its own pod")
     memory_bytes: Bytes = Field(8 * GIB, description="memory of each replica: the index has to fit")
     token_secret: ObjectName = Field(
         "embedder-tokens", description="Secret whose key `tokens` lists the clients' tokens, one a line"
     )
-    no_auth: bool = Field(False, description="let everybody search who reaches it, without a token")
+    no_auth: bool = Field(False, description="let everybody who reaches it search, without a token")
 
     @model_validator(mode="after")
     def _consistent(self) -> "ServiceConfig":
@@ -184,7 +184,7 @@ class DeployConfig(ConfigSection):
 
     name: ObjectName = Field("embedder", max_length=MAX_NAME, description="begins the names of all objects")
     namespace: ObjectName = Field("default", description="namespace of Kubernetes")
-    labels: Labels = Field({}, description="labels of all objects and pods, beside embedder's own")
+    labels: Labels = Field({}, description="labels of all objects and pods, in addition to embedder's own")
     service_account: ObjectName | None = Field(None, description="service account of the pods, for a role of the cloud")
     secrets: tuple[ObjectName, ...] = Field(
         (), description="Secrets whose keys become environment variables: credentials of buckets"
@@ -206,7 +206,7 @@ class DeployConfig(ConfigSection):
     )
     drain_s: int = Field(120, ge=1, description="seconds of a pod's end in which blocks leave it, or the run is saved")
     deadline_s: int = Field(86_400, ge=60, description="seconds after which a job is ended, its retries included")
-    retries: int = Field(3, ge=0, description="clusters that are made anew for a job that failed; each goes on")
+    retries: int = Field(3, ge=0, description="clusters that are made again for a job that failed; each continues it")
     keep_s: int = Field(3600, ge=0, description="seconds that a finished job's cluster and logs are kept")
     home_bytes: Bytes = Field(16 * GIB, description="disk for the model's files and caches")
     schedule: str = Field(
@@ -231,7 +231,7 @@ class DeployConfig(ConfigSection):
     @field_validator("schedule")
     @classmethod
     def _in_bounds(cls, schedule: str) -> str:
-        """Refuse what no night would follow: the cluster's scheduler reports it in a log of its own at most."""
+        """Refuse what no night would follow: the cluster's scheduler reports it in its own log at most."""
         if schedule.startswith("@"):
             return schedule
         for text, (field, lowest, highest, names) in zip(schedule.split(" "), _CRON, strict=True):

@@ -118,15 +118,15 @@ def mistakes_of(kind: type[BaseModel], tree: Mapping[str, Any], error: Validatio
             found[path] = detail
     parents = {path[:depth] for path in found for depth in range(1, len(path))}
     foreign = _keys_of_another_kind(kind, tree)
-    told = [
+    mistakes = [
         _explain(_Found(kind, tree, path, find_place(kind, tree, path), value_at(tree, path), detail))
         for path, detail in found.items()
         if path not in parents and not any(path[0] in keys for keys in foreign.values() if path)
     ]
     for said, keys in foreign.items():
         are = f"{keys[0]} is a key" if len(keys) == 1 else f"{', '.join(keys)} are keys"
-        told.append(Mistake((keys[0],), f"{are} {said}"))
-    return told
+        mistakes.append(Mistake((keys[0],), f"{are} {said}"))
+    return mistakes
 
 
 def path_of(tree: Any, detail: ErrorDetails) -> Path:
@@ -318,8 +318,8 @@ def _with_unit(kind: type[BaseModel], key: str, value: Any) -> str:
         if known_stem != stem or not (known_end or end) or not (unit := unit_of_field(kind, known)):
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_told = end or not is_number or unit == "seconds"
-        number = number_in(f"{value}{end}" if is_number else str(value), unit) if is_told else None
+        is_clear = end or not is_number or unit == "seconds"
+        number = number_in(f"{value}{end}" if is_number else str(value), unit) if is_clear else None
         measured = "a share" if unit == SHARE else f"in {unit}"
         return f"{known} is {measured}: write {known} = {'...' if number is None else toml(number)}"
     return ""

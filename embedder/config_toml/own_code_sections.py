@@ -66,8 +66,7 @@ class StepConfig(ConfigSection):
     )
     inputs: tuple[str, ...] = Field(
         min_length=1,
-        description="columns that it is given; a row that lacks one passes by the step; left out: `columns_in` of the "
-        "class",
+        description="columns that it gets; a row that lacks one skips the step; left out: `columns_in` of the class",
     )
     optional: tuple[str, ...] = Field((), description="further columns, which may be null")
     outputs: dict[Annotated[str, Field(pattern=COLUMN_NAME)], Annotated[str, Field(pattern=OUTPUT_TYPE)]] = Field(
@@ -112,7 +111,7 @@ class StepConfig(ConfigSection):
         if odd := [name for name, kind in self.outputs.items() if kind in IMAGE_TYPES and name != kind]:
             kind = self.outputs[odd[0]]
             raise ValueError(
-                f'step "{self.name}": of the type {kind} is the output {kind} alone; write {kind} = "{kind}"'
+                f'step "{self.name}": of the type {kind} is only the output {kind}; write {kind} = "{kind}"'
             )
         if "region" in self.outputs and "image" not in given:
             raise ValueError(
@@ -181,7 +180,7 @@ class MetricConfig(ConfigSection):
     )
     label: str | None = Field(None, min_length=1, description="column with what is true: 0 or 1, or a class")
     quantiles: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
-        (0.05, 0.25, 0.5, 0.75, 0.95), min_length=1, description="quantiles that are told"
+        (0.05, 0.25, 0.5, 0.75, 0.95), min_length=1, description="quantiles that are reported"
     )
     sample: int = Field(1000, ge=64, le=10_000, description="pairs that R@k is measured on, drawn by the hashes of ids")
     callable: str | None = Field(

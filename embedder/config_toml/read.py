@@ -24,7 +24,7 @@ _CURES = {
     "Cannot overwrite a value": "the key stands twice; keep one of the two",
     "Cannot declare": "the table stands twice; write [[name]] where it is a list, as [[source]], else keep one",
     "Expected '=' after a key": "write key = value; a key is one word, and a comment begins with #",
-    "Expected newline": "each key has a line of its own, and a text one pair of quotes",
+    "Expected newline": "each key has its own line, and a text one pair of quotes",
     "Unescaped '\\'": "write a text with backslashes in single quotes ('C:\\photos')",
     "Invalid hex value": "write a text with backslashes in single quotes ('C:\\photos')",
     "Illegal character": 'write a text of one line in quotes, "...", of several in """..."""',

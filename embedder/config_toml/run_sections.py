@@ -49,12 +49,12 @@ class SourceConfig(ConfigSection):
     kind: SourceKind = Field("auto", description="files, table (Parquet, CSV, JSONL, Delta) or webdataset (tars)")
     columns: Columns = Columns()
     carryover: tuple[str, ...] = Field((), description="columns copied untouched into the embeddings table")
-    include: tuple[str, ...] = Field((), description="of files, only those that match one of these patterns")
-    exclude: tuple[str, ...] = Field((), description="of files, none that matches one of these patterns")
+    include: tuple[str, ...] = Field((), description="only files that match one of these patterns")
+    exclude: tuple[str, ...] = Field((), description="no file that matches one of these patterns")
 
 
 class SourcesConfig(ConfigSection):
-    """How a run tells that an item has changed, of all sources."""
+    """How a run finds that an item of any source has changed."""
 
     changed_by: Literal["size+time", "size+mtime", "etag", "content"] = Field(
         "size+time",
@@ -85,12 +85,12 @@ _CaptionPlaces = create_model("_CaptionPlaces", __base__=ConfigSection, **_FIELD
 
 
 class CaptionsConfig(_CaptionPlaces):
-    """Captions of images and videos: in files beside them, and in their metadata."""
+    """Captions of images and videos: in files next to them, and in their metadata."""
 
     alone: Literal["auto"] | bool = Field(
         "auto",
         description="embed captions that belong to no image or video. auto: only those that the store has already, and "
-        "all with a model for texts alone",
+        "all with a model only for texts",
     )
     columns: tuple[str, ...] = Field(
         (), description="keys of the `.json` files that are copied into the embeddings table, as carryover is"
@@ -196,7 +196,7 @@ class DecodeConfig(ConfigSection):
 
 
 class MetadataConfig(ConfigSection):
-    """What pictures and clips say of themselves, as columns beside their vectors; docs/metadata.md lists them.
+    """What pictures and clips say of themselves, as columns next to their vectors; docs/metadata.md lists them.
 
     Both keys take columns and groups. What is left out is not read, and null in new rows; `embedder migrate --metadata`
     removes it from those that are there.
@@ -218,7 +218,7 @@ class WebConfig(ConfigSection):
         False, description="connect to private, loopback and link-local addresses, too: servers of your network"
     )
     parallel: int = Field(16, ge=1, le=256, description="downloads at the same time, of each decode task")
-    parallel_per_host: int = Field(4, ge=1, le=256, description="of these, at most to one host")
+    parallel_per_host: int = Field(4, ge=1, le=256, description="most of these to one host")
     timeout_s: float = Field(
         60.0, gt=0, le=86_400, description="seconds for one item: its connections, redirects, waits and further tries"
     )
@@ -238,7 +238,7 @@ class WebConfig(ConfigSection):
     user_agent: str = Field(
         "embedder",
         pattern=r"^[!-~]([ -~]{0,198}[!-~])?$",
-        description="name that servers are told; some want a contact",
+        description="name that requests give to servers; some want a contact",
         json_schema_extra={"rule": "up to 200 characters of ASCII, without a space at its ends"},
     )
 

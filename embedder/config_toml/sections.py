@@ -1,4 +1,4 @@
-"""Sections of a configuration that other layers read by themselves; `[deploy]` has a module of its own."""
+"""Sections of a configuration that other layers read by themselves; `[deploy]` has its own module."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -39,7 +39,7 @@ class CompareConfig(ConfigSection):
     )
     prove: bool = Field(
         False,
-        description="whether it must be shown that no group lost more; else what is shown to have lost more is refused",
+        description="whether to require proof that no group lost more; else only a proven loss is refused",
     )
 
 
@@ -135,7 +135,7 @@ class TrackerConfig(ConfigSection):
         description="mlflow: sqlite:////ABSOLUTE/FILE.db or the server's address; wandb: a server of your own",
     )
     experiment: str = Field("embedder", min_length=1, description="experiment of MLflow, project of W&B")
-    offline: bool = Field(False, description="wandb: write to `folder` alone; `wandb sync` sends it later")
+    offline: bool = Field(False, description="wandb: write only to `folder`; `wandb sync` sends it later")
     pictures: bool = Field(
         True, description="whether `embed` and `refresh` add a contact sheet of up to 20 items that they embedded"
     )
@@ -214,8 +214,8 @@ def check_models(models: tuple[FurtherModelConfig, ...], plan: str | None, num_s
     if first.kind != "towers" or first.model_extra:
         found = f'kind = "{first.kind}"' if first.kind != "towers" else min(first.model_extra or {})
         raise ValueError(
-            f"the first [[model]] has {found}; it is the store's main model, of the kind towers, and takes uri, name, "
-            "stages, plan, instructions and dimensions alone: write it first, and this one below"
+            f"the first [[model]] has {found}; it is the store's main model, of the kind towers, and takes only uri, "
+            "name, stages, plan, instructions and dimensions: write it first, and this one below"
         )
     if first.plan not in (None, plan) or first.stages not in (None, num_stages):
         raise ValueError("the first [[model]] and the top both say how it is cut; write plan or stages once")
@@ -230,7 +230,7 @@ def check_models(models: tuple[FurtherModelConfig, ...], plan: str | None, num_s
         for key in ("stages", "plan"):
             if getattr(model, key) is not None and model.kind != "towers":
                 raise ValueError(
-                    f'model "{model.name}": {key} = {getattr(model, key)}: of the kind towers alone; {model.kind} runs '
+                    f'model "{model.name}": {key} = {getattr(model, key)}: only of the kind towers; {model.kind} runs '
                     "whole"
                 )
         seen.add(model.name)
@@ -241,7 +241,7 @@ def _check_settings(model: FurtherModelConfig) -> None:
 
     given = [key for key in OF_TOWERS if getattr(model, key) not in (None, False)]
     if given and model.kind != "towers":
-        raise ValueError(f"the [[model]] of {model.uri} has {given[0]}, of the kind towers alone; leave it out")
+        raise ValueError(f"the [[model]] of {model.uri} has {given[0]}, which only the kind towers has; leave it out")
     try:
         _ = model.of_towers
     except ValidationError as error:
@@ -289,7 +289,7 @@ class JoinConfig(ConfigSection):
     on: JoinOn = Field(description="what an item and its row have in common")
     columns: tuple[str, ...] = Field((), description="columns copied into the embeddings table, as carryover is")
     caption: str | None = Field(
-        None, description="column with captions, which take the place of the items' own; of a blank one the own stays"
+        None, description="column with captions that replace the items' own; a blank one replaces nothing"
     )
     missing: Literal["null", "error"] = Field(
         "null",

@@ -76,10 +76,10 @@ class CodeSources:
             return make_servable(section)
         what = printable(str(section.get("kind", TOWERS)), MAX_SHOWN)
         if section.get("python") is not None:
-            what += " in an interpreter of its own"
+            what += " in its own interpreter"
         raise CodeNotAllowedError(
             f"model {model or section.get('name')} of the store: it is of the kind {what}, which would run code that "
-            f"the store names; a store is data, of which readers take the kinds {' and '.join(DATA_KINDS)} alone; give "
+            f"the store names; a store is data, of which readers take only the kinds {' and '.join(DATA_KINDS)}; give "
             "the configuration that has this [[model]] (--config FILE), or run the store's code, if you trust whoever "
             "wrote it (--allow-store-code)"
         )
@@ -128,7 +128,7 @@ def checked_servable(info: StoreInfo, model: str = "", code: CodeSources = DATA_
     if (found := servable.fingerprint()) != info.model_fingerprint:
         raise StoreError(
             f"{servable.where()}: its fingerprint is {found}, the store's vectors are of {info.model_fingerprint}; "
-            "bring that model back, or embed anew with `embedder refresh`"
+            "bring that model back, or embed again with `embedder refresh`"
         )
     return servable
 
@@ -205,7 +205,7 @@ class ServableEncoder:
     def _encode(self, side: str, values: Sequence[str | bytes], limits: DecodeLimits) -> Floats:
         """Run the servable on queries of one side.
 
-        Raises a ConfigError if the model can't embed that side from a query alone, or a query can't be encoded.
+        Raises a ConfigError if the model can't embed that side from only a query, or a query can't be encoded.
         """
         from embedder.models.further_models import columns_of
         from embedder.servables.predict import DECODE_ERROR, decode_rows

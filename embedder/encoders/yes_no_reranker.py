@@ -45,7 +45,7 @@ class YesNoReranker(Stage):
         """
         place, settings = split_address(model)
         if settings != ModelSettings():
-            raise ConfigError(f"model {model}: a re-ranker makes no vectors and takes no settings; give {place} alone")
+            raise ConfigError(f"model {model}: a re-ranker makes no vectors and takes no settings; give only {place}")
         self.model, self.dtype, self._turn = open_model(model), dtype, threading.Lock()
         if not self.model.config.preprocess.scores_queries:
             raise ConfigError(

@@ -85,10 +85,10 @@ def choose_engine(
 
 def _faster(seconds: Mapping[str, float], num_items: int, on_gpus: int, measured: Collection[str]) -> EngineChoice:
     """Choose the engine that takes less time, and say what each would take."""
-    beside = f" with {plural(on_gpus, 'GPU')}" if on_gpus else ""
+    gpus = f" with {plural(on_gpus, 'GPU')}" if on_gpus else ""
     reason = (
         f"{plural(num_items, 'item')} would take about {duration_text(round(seconds['local']))} in one process and "
-        f"{duration_text(round(seconds['ray']))} on Ray{beside}, each start included"
+        f"{duration_text(round(seconds['ray']))} on Ray{gpus}, each start included"
     )
     if measured:
         reason += f"; the time {' and '.join(PLACES[each] for each in sorted(measured))} is from earlier runs here"

@@ -104,9 +104,9 @@ def items_in(table: pa.Table, columns: DatasetColumns) -> Iterator[_Item]:
     ids, captions, uris = (_texts(table, name) for name in (columns.id, columns.caption, columns.uri))
     carried = [_cells(table, name) for name in columns.carryover]
     for number, (item_id, image, caption, uri) in enumerate(zip(ids, images, captions, uris, strict=True)):
-        beside = _digest(repr((caption, uri, [cells[number] for cells in carried])).encode("utf-8", "surrogatepass"))
+        others = _digest(repr((caption, uri, [cells[number] for cells in carried])).encode("utf-8", "surrogatepass"))
         item = _item(image, caption if caption and not caption.isspace() else None, columns)
-        row = item.row._replace(modified=f"{item.row.modified}|{beside}")
+        row = item.row._replace(modified=f"{item.row.modified}|{others}")
         if uri and item.content is not None:
             row = row._replace(uri=uri)
         yield item._replace(row=_with_id(row, item_id, columns))
@@ -146,7 +146,7 @@ def _with_id(row: Row, item_id: str | None, columns: DatasetColumns) -> Row:
 def _own_id(row: Row) -> str:
     """Return the id of a row if no column gives it: a hash of its picture, its address, or a hash of its caption.
 
-    As in a table, an address has no secrets there, so one that is signed anew is the same item.
+    As in a table, an address has no secrets there, so one that is signed again is the same item.
     """
     if row.modified.startswith(HASHED):
         return row.modified.removeprefix(HASHED).partition("|")[0]

@@ -40,7 +40,7 @@ WRITE_CURE = "a smaller rows_per_part needs less memory"
 
 
 class WriteTask(Protocol):
-    """What Ray tells a write task about itself."""
+    """What a write task learns from Ray about itself."""
 
     task_idx: int
 
@@ -122,7 +122,7 @@ def check_journal(written: Iterable[WrittenPart], journal: set[str], store: str)
         raise RunFailedError(
             f"store {store}: its journal has {plural(len(unknown), 'part')} that no write task returned (first: "
             f"{unknown[0]}); another process writes there under this run; nothing is published, and the same command "
-            "goes on"
+            "continues"
         )
 
 

@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 3.0
 POLL_S = 0.5
-TOLD_AFTER_S = 10.0  # of silence
+REPORTED_AFTER_S = 10.0  # of silence
 LOST_AFTER_S = 30.0
 AGAIN_S = 3.0  # for the main thread to leave the block; then it is interrupted again
 END_S = 30.0  # then it hangs in native code, which no signal interrupts, and the process is ended
@@ -83,20 +83,20 @@ class HeadWatch:
             raise HeadLostError(self._message)
 
     def _watch(self) -> None:
-        answered_s, is_told = time.monotonic(), False
+        answered_s, is_reported = time.monotonic(), False
         while not self._stop.wait(INTERVAL_S):
             problem = find_problem(self._address)
             silent_s = time.monotonic() - answered_s
             if problem is None:
-                if is_told:
+                if is_reported:
                     silence = duration_text(round(silent_s))
                     LOG.info(f"the head of the cluster, {self._address}, answers again after {silence}")
-                answered_s, is_told = time.monotonic(), False
+                answered_s, is_reported = time.monotonic(), False
                 self._answered.set()
             elif silent_s >= LOST_AFTER_S:
                 self._end()
-            elif silent_s >= TOLD_AFTER_S and not is_told:
-                is_told = True
+            elif silent_s >= REPORTED_AFTER_S and not is_reported:
+                is_reported = True
                 LOG.info(f"the head of the cluster, {self._address}, has not answered for {silent_s:.0f} s: {problem}")
 
     def _end(self) -> None:

@@ -129,7 +129,7 @@ def plan_job(
 ) -> Job:
     """Decide the run, for what is `available` on the machine or cluster; `runs` has that of the main model first.
 
-    For the GPUs of a fleet that further models leave, the model is cut anew where `plan` need not be kept. Raises
+    For the GPUs of a fleet that further models leave, the model is cut again where `plan` need not be kept. Raises
     `ConfigError` if the requested resources do not exist; `StepError` or `ServableError` if a step of the user's can't
     be run.
     """
@@ -300,8 +300,8 @@ def handed_on_bytes(model: Model, plan: ShardPlan, decode: DecodeSpec | None = N
     """
     vision = model.config.vision
     num_frames, pixels = (vision.inputs_per_row, vision.input_bytes(0)) if vision is not None else (1, 0)
-    beside = [each.resize for each in decode.further if each.column != "pixels"] if decode is not None else []
-    pixels += sum(3 * max(each.image_size**2, each.most_patches * each.patch_size**2) for each in beside if each)
+    resizes = [each.resize for each in decode.further if each.column != "pixels"] if decode is not None else []
+    pixels += sum(3 * max(each.image_size**2, each.most_patches * each.patch_size**2) for each in resizes if each)
     cuts = (num_frames * stage.cut_bytes_per_image + stage.cut_bytes_per_caption for stage in plan.stages)
     return [num_frames * pixels, *cuts]
 

@@ -101,7 +101,7 @@ class _Stages:
         return self._loaded
 
     def _imports(self) -> AbstractContextManager[None]:
-        """Import what towers need alone, unless other code of this process uses the same libraries."""
+        """Import only what towers need, unless other code of this process uses the same libraries."""
         if self._job.groups or not is_command():
             return nullcontext()
         return sparing_imports(with_text=any(spec.shard.text for spec in self._job.stages))

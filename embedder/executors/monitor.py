@@ -106,7 +106,7 @@ class RunMonitor:
         self.cpu_use = CpuUse()
         self._run, self._on_progress = run, on_progress
         self._operators, self._fleet, self._further = operators, fleet, further
-        self._num_told = self._num_items = 0
+        self._num_logged = self._num_items = 0
         self._done = bytearray()  # whether each write task, by number, has finished
         self._next_journal_s = self._next_processes_s = self._next_operators_s = 0.0
         self._stop = threading.Event()
@@ -150,9 +150,9 @@ class RunMonitor:
 
     def _tell_events(self) -> None:
         events = self._fleet.events if self._fleet is not None else []
-        for event in events[self._num_told :]:
+        for event in events[self._num_logged :]:
             LOG.info(event.text)
-            self._num_told += 1
+            self._num_logged += 1
 
     def _show_operators(self) -> None:
         view = self._operators.view() if self._operators is not None else None

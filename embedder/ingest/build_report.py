@@ -244,7 +244,7 @@ def _cost(outcome: EngineOutcome, prices: Mapping[str, float], items_per_s: floa
     devices = held_devices(outcome.operators.samples, nodes) if is_shared else all_devices(nodes.values())
     cost, lacking = cost_per_million(prices, devices, items_per_s)
     if lacking:
-        LOG.info(f"prices: no price of {', '.join(lacking)}, which this run held; without it no cost is told")
+        LOG.info(f"prices: no price of {', '.join(lacking)}, which this run held; without it no cost is reported")
     return cost
 
 

@@ -92,7 +92,7 @@ class ListingComparison:
             published = record_of(record, plan.model.name)
             if published is not None and published.num_vectors != plan.work.num_vectors:
                 lines.append(
-                    f"{plan.prefix}its items tell of {plural(plan.work.num_vectors, 'vector')}, and "
+                    f"{plan.prefix}its items have {plural(plan.work.num_vectors, 'vector')}, and "
                     f"{published.num_vectors:,} are published: `embedder store check {files.option}` names the items, "
                     "--repair embeds them again"
                 )

@@ -100,7 +100,7 @@ def is_as_recorded(listing: pa.Table, known: Mapping[str, pa.ChunkedArray]) -> p
     """Return whether size and version of items are those that `known` has, row by row, as it was at `updated_at`.
 
     Change times count where both have them. A record without them, of an earlier version, is compared with when it was
-    made; without that, by the times of modification alone.
+    made; without that, only by the times of modification.
     """
     listed, known_version = listing["modified"], known["modified"]
     same_version = same_values(listed, known_version)

@@ -301,7 +301,7 @@ def _settle_dtype(inputs: Inputs, *, has_work: bool, is_int8_checked: bool) -> N
     if has_work and inputs.info.colour == RAW and not inputs.asked_colour:
         LOG.info(
             f'colour raw (decode.colour = "auto"): store {inputs.files.address} is made so, without what files say '
-            "about colour; `embedder refresh --set decode.colour=srgb` makes it anew"
+            "about colour; `embedder refresh --set decode.colour=srgb` makes it again"
         )
 
 

@@ -35,7 +35,7 @@ PREFLIGHT_FOLDER = "preflight"
 
 @dataclass(frozen=True)
 class EngineOutcome:
-    """Outcome of an engine's run, beside its journal."""
+    """Outcome of an engine's run, in addition to its journal."""
 
     job: Job
     available: Available

@@ -204,7 +204,7 @@ def with_former_columns(
 ) -> StoreInfo:
     """Add the columns that removed steps, or another `[metadata]`, have left in the store's table.
 
-    They stay, and are null in new rows; the records of runs tell of those that were rolled back or never published.
+    They stay, and are null in new rows; the records of runs name those that were rolled back or never published.
     Columns of the medium give way to steps' and carried ones of the same name, also to those that were carried before:
     `embedder.ingest.embed` refuses a run that carries them no more.
     """
@@ -253,7 +253,7 @@ def _check_places(sources: Iterable[SourceConfig], files: StoreFiles) -> None:
             address = files.address.rstrip("/") if "://" in files.address else os.path.normpath(files.address)
             raise ConfigError(
                 f"store {files.address}: this is the source, and the two would lie in one folder; put the store "
-                f"beside it, such as {address}-store"
+                f"next to it, such as {address}-store"
             )
         if not is_remote(source.path) and is_store(source.path):
             raise ConfigError(
@@ -320,7 +320,7 @@ class _KeptCaptions:
         self._was_embedded: dict[str, bool] | None = None
 
     def __call__(self, item_id: str) -> bool | None:
-        """Whether one is an item; False if its record says that it is none, None if there is no record."""
+        """Whether one is an item; False if its record says that it is no item, None if there is no record."""
         if self._was_embedded is None:
             self._was_embedded = {} if self._current is None else self._read(self._current)
         return self._was_embedded.get(item_id)

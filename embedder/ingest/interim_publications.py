@@ -96,7 +96,7 @@ class _Publisher:
             return
         inputs, options, config = self._inputs, self._inputs.options, self._inputs.config
         verdicts = [verdict for each, batch in finished for verdict in each.judge(batch, config.limits, options.forced)]
-        if (refused := refusal(verdicts, "the run goes on")) is not None:
+        if (refused := refusal(verdicts, "the run continues")) is not None:
             LOG.warning(f"what is finished so far is not published yet: {refused}")
             return
         keep_query_towers(inputs.files, inputs.info, inputs.model)
@@ -111,7 +111,7 @@ class _Publisher:
             each.work.note_published(batch)
         LOG.info(
             f"published so far as {record.run_id}: {plural(record.num_items, 'item')}, "
-            f"{plural(record.num_vectors, 'vector')}; the run goes on"
+            f"{plural(record.num_vectors, 'vector')}; the run continues"
         )
 
 

@@ -40,7 +40,7 @@ DAMAGED = "damaged"
 class ContentChecks:
     """A share of the published items, those first whose record is oldest; with `ids`, these instead.
 
-    A record is made anew when its item is read, so that a share of 1/n reads each item in n runs.
+    A record is made again when its item is read, so that a share of 1/n reads each item in n runs.
     """
 
     share: float = 0.0
@@ -63,7 +63,7 @@ NO_CHECKS = ContentChecks()
 
 
 def configured_checks(sources: SourcesConfig, *, is_refresh: bool) -> ContentChecks:
-    """Return the checks that a configuration asks for; a share is checked by a refresh alone."""
+    """Return the checks that a configuration asks for; only a refresh checks a share."""
     if sources.changed_by == "content":
         return ContentChecks(1.0)
     return ContentChecks(sources.verify_share) if is_refresh else NO_CHECKS

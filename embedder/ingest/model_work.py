@@ -102,10 +102,10 @@ def check_models(inputs: Inputs) -> None:
         try:
             RecordTable(view, "embeddings").check_schema(with_carryover(EMBEDDINGS, model.outputs))
         except StoreError:
-            given = ", ".join(f"{column.name} ({column.type})" for column in model.outputs) or "vectors alone"
+            given = ", ".join(f"{column.name} ({column.type})" for column in model.outputs) or "only vectors"
             raise StoreError(
                 f"model {model.name}: it gives {given}, and its table in {inputs.files.address} has other columns; "
-                "give it another `name`, and it gets a table of its own"
+                "give it another `name`, and it gets its own table"
             ) from None
 
 

@@ -52,7 +52,7 @@ def count_new_copies(to_embed: pa.Table) -> int:
 def find_new_copies(to_embed: pa.Table, spec: DecodeSpec, stop_at_s: float) -> pa.Table:
     """Return items that look like copies of others to embed, each with the content of the other: `NEW_COPIES`.
 
-    One of each such group is read, and what lies beside all of them, as their captions and times have to agree. After
+    One of each such group is read, and what lies next to all of them, as their captions and times have to agree. After
     the monotonic time `stop_at_s` no group is begun; their items are embedded one by one.
     """
     rows, groups = _find_groups(to_embed)
@@ -88,11 +88,11 @@ def _find_in(piece: pa.Table, reader: ContentReader, stop_at_s: float) -> pa.Tab
             first, last_group = {}, item["group"]
             if time.monotonic() >= stop_at_s:
                 break
-        beside = reader.captions.read(item, None)
-        if beside.problem is not None:
+        caption = reader.captions.read(item, None)
+        if caption.problem is not None:
             continue
         suffix = suffix_of(name_in(item["uri"]))  # by which a file that can't be read is a reject, or left out
-        key = json.dumps([suffix, beside.caption, beside.beside], sort_keys=True, default=str)
+        key = json.dumps([suffix, caption.caption, caption.beside], sort_keys=True, default=str)
         original = first.setdefault(key, item)
         if original is item:
             continue

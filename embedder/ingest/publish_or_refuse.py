@@ -212,7 +212,7 @@ def _describe_stop(outcome: EngineOutcome, results: Sequence[ModelResult], num_b
         return "stopped on request before any item was finished; the same command begins again"
     done = f"{plural(num_items, 'item')}, kept and "
     done += f"{num_before:,} of them published" if num_before else "not yet published"
-    return f"stopped on request after {done}; the same command goes on"
+    return f"stopped on request after {done}; the same command continues"
 
 
 def _describe_kept(results: Sequence[ModelResult]) -> str | None:
@@ -222,7 +222,7 @@ def _describe_kept(results: Sequence[ModelResult]) -> str | None:
             rows = "rows" if each.plan.model.name else "vectors"
             return (
                 f"{each.plan.prefix}{outdated}: {plural(each.result.num_items, 'item')} done and kept, "
-                f"{each.num_left:,} left; the old {rows} are served until all are done, and the next refresh goes on"
+                f"{each.num_left:,} left; the old {rows} are served until all are done, and the next refresh continues"
             )
     main = results[0]
     if main.num_left and not any(each.has_changes for each in results):

@@ -28,7 +28,7 @@ class RunResult:
         keeps_published: whether the published vectors of other items stay; not after a change of the model.
         entries: the journal, read once.
         vectors: rows of embeddings, of all sessions: `embedder.store.journal.finished.Finished.vectors`.
-        whole: items with records and rows of their own: `embedder.store.journal.finished.WHOLE`.
+        whole: items with their own records and rows: `embedder.store.journal.finished.WHOLE`.
         num_items: embedded or rejected.
         left_out: what turned out to be no item: `item_id`, `uri`, `error_type`, `error`.
         num_rejected: rejected items, of which `num_stale` keep published vectors.

@@ -167,8 +167,8 @@ def find_equal(run: Run, held: HeldItems) -> tuple[HeldRecords, ...]:
 def find_finished_copies(run: Run, listed: pa.Table, pairs: pa.Table | None = None) -> tuple[HeldRecords, ...]:
     """Find listed items that the run has read and not embedded, and whose content it has finished under another id.
 
-    With `pairs` (`NEW_COPIES`), only their originals count: others of the same content may differ in what lies beside
-    them. A rejected original counts where its content is the reason.
+    With `pairs` (`NEW_COPIES`), only their originals count: others of the same content may differ in what lies next
+    to them. A rejected original counts where its content is the reason.
     """
     facts = ["content_version", "size_bytes", "modified", "state", "step"]
     finished = read_finished(run.files, run.entries(), facts)

@@ -1,4 +1,4 @@
-"""Text of captions as cameras, programs and services write it: cleaned, and told from what nobody wrote.
+"""Text of captions as cameras, programs and services write it: cleaned, and distinguished from what nobody wrote.
 
 Imports neither Pillow nor a parser: sources use it, too.
 """

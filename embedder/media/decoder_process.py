@@ -85,7 +85,7 @@ class DecoderProcess:
             self._kill_child()
             raise self._timeout_error(step, timeout_s, limit) from None
         if answer.get("has_torch"):
-            raise ChildDiedError("no memory is left beside PyTorch's library")
+            raise ChildDiedError("PyTorch's library leaves no memory")
         if (error := reported_error(answer)) is not None:
             self._is_busy = False
             if answer.get("last"):

@@ -1,4 +1,4 @@
-"""Reads the values of the medium's columns from headers alone, for rows that were embedded before there were columns.
+"""Reads the values of the medium's columns only from headers, for rows that were embedded before there were columns.
 
 Runs in the sandbox process, on a file of which only the ranges that are asked for are fetched. What needs the pixels or
 all bytes stays null. HEIC, WebP, AVIF and JPEG XL are read whole, as their readers take no less.

@@ -216,7 +216,7 @@ def pixel_values(sized: SizedPixels, columns: Collection[str]) -> Values:
     if "perceptual_hash" in columns:
         small = grey.resize((9, 8), Image.Resampling.BOX).tobytes()
         darker = ["01"[left < right] for left, right in pairwise(small)]
-        del darker[8::9]  # the end of a row beside the start of the next
+        del darker[8::9]  # the end of a row next to the start of the next
         values["perceptual_hash"] = f"{int(''.join(darker), 2):016x}"
     if "sharpness" in columns and min(sized.size) >= 8:
         width, height = grey.size
@@ -258,7 +258,7 @@ def _times(sources: Sources) -> Values:
 
 
 def _with_parts(found: Any, sources: Sources) -> str:
-    """Complete a time by what stands in tags of its own: Exif's fractions of a second, IPTC's time of the day."""
+    """Complete a time by what stands in separate tags: Exif's fractions of a second, IPTC's time of the day."""
     text = text_of(found) or ""
     if found == sources.get("exif.DateTimeOriginal") and (part := text_of(sources.get("exif.SubsecTimeOriginal"))):
         return f"{text}.{part}" if part.isascii() and part.isdigit() else text
@@ -268,7 +268,7 @@ def _with_parts(found: Any, sources: Sources) -> str:
 
 
 def _read_time(found: Any) -> tuple[datetime, int | None] | None:
-    """Read a date with a time of the day; a date alone is not completed by a guess."""
+    """Read a date with a time of the day; a date without one is not completed by a guess."""
     match = TIME.fullmatch(text_of(found) or "")
     if match is None:
         return None
@@ -348,7 +348,7 @@ def _within(value: float | None, least: float, most: float) -> float | None:
 
 
 def _number(found: Any) -> float | None:
-    """Read a number, a rational, or the first of several; None if it is none, or infinite."""
+    """Read a number, a rational, or the first of several; None if it is no number, or infinite."""
     if isinstance(found, (tuple, list)):
         found = found[0] if found else None
     if isinstance(found, bool):

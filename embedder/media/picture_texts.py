@@ -96,7 +96,7 @@ def read_user_comment(value: Any, order: str = "be") -> str:
 
 
 def decode_legacy(data: bytes, *, may_be_cut: bool = False) -> str:
-    """Decode text whose encoding isn't told: UTF-8 where it is valid, else Windows-1252, else Latin-1.
+    """Decode text whose encoding isn't named: UTF-8 where it is valid, else Windows-1252, else Latin-1.
 
     `may_be_cut` says that it is UTF-8, of which a limit of bytes may have cut the last character.
     """

@@ -116,7 +116,7 @@ def extra_kind(head: bytes) -> str | None:
 
 
 def may_be_animated(head: bytes) -> bool:
-    """Return whether an image may have several timed frames, by its first 4096 bytes; for a GIF they can't tell."""
+    """Return whether an image may have several timed frames, by its first 4096 bytes; of a GIF they don't say."""
     if head.startswith(b"\x89PNG"):
         return b"acTL" in head.partition(b"IDAT")[0]
     if head[:4] == b"RIFF":

@@ -208,7 +208,7 @@ def _has_index(container: Any) -> bool:
 def _clock(stream: Any, *, is_exact: bool = False) -> FrameClock:
     """Return the clock of a stream's frames; an exact one takes off what a container rounds.
 
-    A container that declares no rate has an average by rounded times; FFmpeg's guess is the common rate beside it.
+    A container that declares no rate has an average by rounded times; FFmpeg's guess is the common rate next to it.
     """
     average, guessed = stream.average_rate, stream.guessed_rate
     is_near = bool(average and guessed) and abs(guessed / average - 1) < NEAR_RATE

@@ -89,7 +89,7 @@ def open_models(sections: Iterable[Mapping[str, Any]], rows: RowSettings) -> tup
 
     Raises:
         ServableError: one breaks a rule, lacks a file, or doesn't fit the others.
-        shards.ModelError: a model folder is none.
+        shards.ModelError: a folder is no model folder.
         ConfigError: an output has the name of another column, or a run's items don't have an input.
     """
     servables = [make_servable(section).absolute() for section in sections]
@@ -130,13 +130,13 @@ def _check_inputs(servable: Servable) -> None:
     for name, declared in servable.input_columns().items():
         if declared.of and not comes_from_servable(declared):
             raise ConfigError(
-                f"{servable.where()}: input {name}: of = {declared.of!r}: a run's items have an image and a caption "
-                "alone; leave `of` out, or name another model's output as MODEL.OUTPUT"
+                f"{servable.where()}: input {name}: of = {declared.of!r}: a run's items have only an image and a "
+                "caption; leave `of` out, or name another model's output as MODEL.OUTPUT"
             )
 
 
 def _check_clips(servable: Servable, rows: RowSettings) -> None:
-    """Refuse a model of clips beside a main one that takes other frames of a segment."""
+    """Refuse a model of clips next to a main one that takes other frames of a segment."""
     clips, main = (servable.clip_frames, True), (rows.frames_per_segment, rows.frames_from_start)
     if servable.clip_frames is not None and clips != main:
         raise ConfigError(
@@ -227,7 +227,7 @@ def _inputs(models: Sequence[FurtherModel], main: Model) -> Iterator[tuple[Furth
 
 def _own_columns(main: Model) -> Mapping[Rule, str]:
     own: dict[Rule, str] = {}
-    if main.config.vision is not None and main.config.preprocess.clips is None:  # clips' frames have sizes of their own
+    if main.config.vision is not None and main.config.preprocess.clips is None:  # clips' frames have their own sizes
         own[resize_spec(main), None, 0, None, ""] = "pixels"
     if main.config.text is not None:
         rule = main.config.preprocess

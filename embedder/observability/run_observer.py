@@ -45,7 +45,7 @@ LOG_FILE = "log.txt"
 RUNS_FILE = "runs.jsonl"
 USER_MISTAKE = 2  # the exit code
 PROGRESS_S = 60.0  # between two lines of progress
-GOES_ON = "; what is finished is kept, and the same command goes on"
+GOES_ON = "; what is finished is kept, and the same command continues"
 
 
 class RunObserver:

@@ -165,7 +165,7 @@ def contact_sheet(files: StoreFiles, parts: Collection[str]) -> dict[str, bytes]
     """Draw the items of part files with the lowest hashes; empty if that isn't possible."""
     try:
         return {SHEET_FILE: _draw_sheet(files, parts)} if parts else {}
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with an image, the run is told without the sheet
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with an image, the run is reported without the sheet
         LOG.info(f"tracker: no {SHEET_FILE} ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
         return {}
 

@@ -65,11 +65,11 @@ class Tracker:
         name: str,
         parameters: Mapping[str, str],
         tags: Mapping[str, str],
-        told: Callable[[str], None] = lambda tracker_id: None,
+        report: Callable[[str], None] = lambda tracker_id: None,
     ) -> None:
-        """Begin a run; `told` is called in the tracker's thread with its id of the run."""
+        """Begin a run; `report` is called in the tracker's thread with its id of the run."""
         self._has_begun = True
-        self._add(lambda client: told(client.begin(name, parameters, tags)))
+        self._add(lambda client: report(client.begin(name, parameters, tags)))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Add values at a step, which must grow."""
@@ -131,7 +131,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _warn(where: str, reason: str) -> None:
-    LOG.warning(mask(f"tracker {where}: given up for this run ({reason}); the run goes on without it"))
+    LOG.warning(mask(f"tracker {where}: given up for this run ({reason}); the run continues without it"))
 
 
 @contextmanager

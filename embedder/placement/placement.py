@@ -294,9 +294,9 @@ def explain_refusal(nodes: Sequence[Node], requests: Sequence[ReplicaRequest]) -
     held = [tuple(numbers.count(number) for numbers in placed) for number in range(len(nodes))]
     lacks = [_lacking(node, refused, before, counts) for node, counts in zip(nodes, held, strict=True)]
     node, (_, what) = min(zip(nodes, lacks, strict=True), key=lambda pair: pair[1][0])
-    beside = " beside the others" if any(each.count for each in before) else ""
+    others = " next to the others" if any(each.count for each in before) else ""
     return (
-        f"{refused}: no node has room for replica {num_placed + 1} of {refused.count}{beside}; the nearest, {node}, "
+        f"{refused}: no node has room for replica {num_placed + 1} of {refused.count}{others}; the nearest, {node}, "
         f"{what}; {_nearest_request(nodes, before, refused, num_placed)}"
     )
 

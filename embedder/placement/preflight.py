@@ -173,7 +173,7 @@ def visit(access: Access, token_here: str, token: str, model: Mapping[str, int])
     """As a task on a node, reach everything and write a token; returns what is wrong, how, and the cure.
 
     A node that doesn't see `token_here`, the driver's token, has another store, and writes nothing there. `token` is
-    the path of its own. `model` has names and sizes of the model's files on the driver's machine.
+    the path of its token. `model` has names and sizes of the model's files on the driver's machine.
     """
     problems = read_token(access.files, token_here)
     if not problems:

@@ -126,7 +126,7 @@ def model_resources(available: Available, actors: Sequence[ActorGroup]) -> tuple
 def beside_models(available: Available, actors: Sequence[ActorGroup]) -> Available:
     """Return what the actors of further models leave to the main model's stages and to the tasks.
 
-    Those with GPUs are subtracted from the sums alone: `place_replicas` finds their nodes, together with those of the
+    Those with GPUs are subtracted only from the sums: `place_replicas` finds their nodes, together with those of the
     stages. For the others each node gives the same part of its CPUs. Raises `ConfigError` if they ask for more GPUs
     than there are.
     """
@@ -361,7 +361,7 @@ def describe_limits(requests: Sequence[StageConfig], allocation: Allocation) -> 
     ]
     if not lowered:
         return None
-    return f"the CPUs and GPUs let {', '.join(lowered)} grow: a decode task needs {allocation.decode_cpus:g} CPU beside"
+    return f"the CPUs and GPUs let {', '.join(lowered)} grow: a decode task needs {allocation.decode_cpus:g} CPU too"
 
 
 def describe_devices(allocation: Allocation, available: Available) -> str | None:

@@ -34,7 +34,7 @@ CRASH = re.compile(r"(?:Current thread 0x|Stack )[^\n]*\(most recent call first\
 
 
 class ChildError(RuntimeError):
-    """Call that a child could not answer; it goes on, or another follows."""
+    """Call that a child could not answer; it continues, or another follows."""
 
 
 class ChildDiedError(ChildError):
@@ -97,7 +97,7 @@ class ChildProcess:
         self._poll = select.poll()
         self._poll.register(self._output_fd, select.POLLIN)
         self._poll.register(self._channel, select.POLLIN)
-        with contextlib.suppress(ChildDiedError):  # which the first `receive` tells
+        with contextlib.suppress(ChildDiedError):  # which the first `receive` reports
             self.send(START, json.dumps(dict(arguments)).encode(), START_S)
 
     @property
@@ -234,7 +234,7 @@ class ChildProcess:
             code = self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
             return ChildDiedError(f"{self._title} closed its channel and was ended{self._last_words()}")
-        self._read_output()  # the pipe holds no more; a process that it left may go on writing
+        self._read_output()  # the pipe holds no more; a process that it left may continue to write
         how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return ChildDiedError(f"{self._title} {how}{self._last_words()}", was_killed=code == -signal.SIGKILL)
 

@@ -211,7 +211,7 @@ class Report(ReportSection):
     num_checked: int = 0
     """Unchanged items that this session read to compare their content."""
     num_differing: int = 0
-    """Of these, items whose content was another: embedded anew, or rejected."""
+    """Of these, items whose content was another: embedded again, or rejected."""
     differing: tuple[str, ...] = ()
     """Ids of those items, the first hundred."""
     num_cut_captions: int = 0

@@ -61,7 +61,7 @@ class Hit:
         end_s: its end.
         caption: caption of the item, if it has one.
         carryover: values of the carried columns, by name.
-        segments: other segments of the video, best first; empty if each segment is a hit of its own.
+        segments: other segments of the video, best first; empty if each segment is its own hit.
         duplicates: hits that were folded under this one, best first.
         rank_score: in hybrid search, the fused score that orders the hits, at most 1/61 + 1/61.
         words_rank: in hybrid search, the rank from 1 among captions that contain the query's words; None if it
@@ -92,7 +92,7 @@ class Hit:
     medium: dict[str, Any] = field(default_factory=dict)
 
     files: ClassVar["EmbeddedFiles | None"] = None
-    """Files of the snapshot that answered, if known, to tell whether a file has changed; not a field of a hit."""
+    """Files of the snapshot that answered, if known, to find whether a file has changed; not a field of a hit."""
 
     @property
     def embedded(self) -> EmbeddedFile | None:

@@ -74,7 +74,7 @@ def hit_table(
         values = [row[field.name] for row in rows]
         if pa.types.is_list(field.type):
             values = [[each._asdict() for each in several] for several in values]
-        columns[field.name] = pa.array(values, field.type, from_pandas=True)  # a score of NaN is none
+        columns[field.name] = pa.array(values, field.type, from_pandas=True)  # NaN is no score
     names = dict.fromkeys([*types, *(name for hit in hits for name in hit.carryover)])
     for name in names:
         shown = name

@@ -275,7 +275,7 @@ class SearchedWords:
         rows = self.words.ranking(text, depth, allowed)
         if self.places is not None:
             rows = self.places[rows].astype(np.int64)
-        best = rows[:EXACT_DEPTH]  # not the head alone: keywords behind a caption may put another before it
+        best = rows[:EXACT_DEPTH]  # not only the head: keywords behind a caption may put another before it
         texts = self.texts(best) if len(best) else []
         is_captions = self.places is None
         says_it = [

@@ -134,18 +134,18 @@ class ModelColumns:
         return match_keys(_gather(table, KEY), _gather(self.tables[self._model], KEY))
 
     def pieces(self, columns: Collection[str]) -> Iterator[pa.Table]:
-        """Read the rows with columns of their own and of the other models, some hundred thousand rows at a time."""
+        """Read the rows with their own columns and those of the other models, some hundred thousand rows at a time."""
         table = self.tables[self._model]
         if self.is_alone:
             yield from table.pieces(list(columns))
             return
         wanted = [name for name in dict.fromkeys(columns) if name in self.own or name in self.joined]
-        beside = self._join_models([self.joined[name] for name in wanted if name in self.joined])
-        own = list(dict.fromkeys([*(name for name in wanted if name in self.own), *(KEY if beside else ())]))
+        others = self._join_models([self.joined[name] for name in wanted if name in self.joined])
+        own = list(dict.fromkeys([*(name for name in wanted if name in self.own), *(KEY if others else ())]))
         start = 0
         for rows in chain(table.pieces(own), [table.read(own, [])]):  # the empty table has the columns, too
             end = start + rows.num_rows
-            for other in beside:
+            for other in others:
                 rows = other.append_to(rows, start, end)  # noqa: PLW2901
             yield rows.select(wanted)
             start = end

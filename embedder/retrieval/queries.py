@@ -312,8 +312,8 @@ def _join_queries(texts: QueryBatch, images: QueryBatch) -> QueryBatch:
             "many of the one as of the other"
         )
     pairs = texts.values * num_images if num_texts == 1 else texts.values
-    beside = images.values * num_texts if num_images == 1 else images.values
-    return QueryBatch("text", pairs, texts.is_single and images.is_single, beside)
+    pictures = images.values * num_texts if num_images == 1 else images.values
+    return QueryBatch("text", pairs, texts.is_single and images.is_single, pictures)
 
 
 def _examples(texts: str | Sequence[str] | None, images: "Images | None") -> Examples:

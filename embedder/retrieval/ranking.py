@@ -97,7 +97,7 @@ class ItemRows:
         self.has_groups = len(videos) > 0
         if self.has_groups:
             numbers = pc.fill_null(pc.index_in(ids["item_id"], value_set=videos), -1).to_numpy().astype(np.int64)
-            # Each image has a number of its own.
+            # Each image has its own number.
             self._items: Rows = np.where(numbers < 0, len(videos) + np.arange(len(numbers)), numbers)
             self._by_video: Rows = np.flatnonzero(numbers >= 0)
             self._by_video = self._by_video[np.argsort(numbers[self._by_video], kind="stable")]

@@ -114,7 +114,7 @@ def _score_batch(stage: "Stage", rows: pa.Table) -> list[float | None] | ConfigE
 
 
 def _with_score(hit: Hit, score: float) -> Hit:
-    """Copy a hit, with what it knows beside its fields: the snapshot's files, or the service that it comes from."""
+    """Copy a hit, with what it knows besides its fields: the snapshot's files, or the service that it comes from."""
     scored = replace(hit, rerank_score=score)
     vars(scored).update({name: value for name, value in vars(hit).items() if name not in vars(scored)})
     return scored

@@ -49,7 +49,7 @@ SAMPLE_ROWS = 1000  # of vectors, enough to know the deviation of scores to a fe
 
 
 class FileCheck:
-    """Check of whole hashes on a thread of its own, which a process may end before.
+    """Check of whole hashes on its own thread; a process may end before it does.
 
     It begins after some seconds, so that what opens the store has disk and processors to itself, or once it is waited
     for.
@@ -115,7 +115,7 @@ class Snapshot:
     def has_row_files(self) -> bool:
         """Whether the publication is large enough for row files, and has an index, whose rows are in them.
 
-        One of a run that goes on has none, as each would have all rows again; it is searched by the tables.
+        One of a run in progress has none, as each would have all rows again; it is searched by the tables.
         """
         if self._from_tables or self.current.index is None or self.current.interim_of:
             return False

@@ -265,7 +265,7 @@ class Store(Searchable[Hits]):
         return f"{self.publication.run_id}/{f'{self.model} ' if self.model else ''}{index}"
 
     def find_damage(self, timeout_s: float = 0.0) -> RetrievalError | None:
-        """Check the whole hashes of what is mapped, on a thread of its own; return the error that it has found so far.
+        """Check the whole hashes of what is mapped, on its own thread; return the error that it has found so far.
 
         Args:
             timeout_s: seconds to wait for its end; 0 leaves it to begin some seconds after the store was opened.

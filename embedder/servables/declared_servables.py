@@ -152,7 +152,7 @@ SAID = {
     "torch_export": 'a .pt2 of torch.export, which kind = "torch_export" runs',
     "torchscript": 'a TorchScript archive, which kind = "torchscript" runs',
     "pickle": "a pickle, which can run any code",
-    "safetensors": "weights alone (safetensors), which say nothing of what to compute",
+    "safetensors": "only weights (safetensors), which say nothing of what to compute",
     "zip": "a zip archive of an unknown kind",
     "unknown": "a file of an unknown kind",
 }

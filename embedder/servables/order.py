@@ -22,7 +22,7 @@ def order_servables(servables: Sequence[Servable], columns: Collection[str] | No
     for servable in servables:
         if servable.name in by_name:
             raise ServableError(
-                f"{servable.where()}: there is {by_name[servable.name].where()} already; give each a name of its own"
+                f"{servable.where()}: there is {by_name[servable.name].where()} already; give each its own name"
             )
         by_name[servable.name] = servable
     outputs = {name: servable.output_columns() for name, servable in by_name.items()}

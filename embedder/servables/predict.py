@@ -70,7 +70,7 @@ class ServablePredictor:
 
         Raises:
             ServableError: one breaks a rule, lacks a file, or doesn't fit the others.
-            shards.ModelError: a model folder is none.
+            shards.ModelError: a folder is no model folder.
         """
         if not servables:
             raise ConfigError("no servables: give one at least")
@@ -111,7 +111,7 @@ class ServablePredictor:
         return found.map_batches(show_rows, batch_format="pyarrow", batch_size=None, num_cpus=decode_cpus)
 
     def _add_stages(self, decoded: "Dataset", cpus: Sequence[float]) -> "Dataset":
-        """Run each group of servables in actors of its own, which have some `cpus` each."""
+        """Run each group of servables in its own actors, which have some `cpus` each."""
         from ray.data import ActorPoolStrategy
 
         from embedder.compat.ray_data import map_blocks
@@ -315,7 +315,7 @@ class ServableActor(RowActor):
     """Actor of the servables of one group."""
 
     load_cure = "give the node more memory, or hold fewer servables in one actor"
-    block_cure = "find the row that does it, or give that servable a process of its own (timeout_s = ...)"
+    block_cure = "find the row that does it, or give that servable its own process (timeout_s = ...)"
 
     def __init__(self, stage: ServableStage, group: ActorGroup, run: Run | None = None) -> None:
         """Load the servables of the group; `run` is as in `RowActor`."""

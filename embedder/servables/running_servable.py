@@ -67,8 +67,8 @@ class OwnThread:
                     raise
             self.hung = (
                 f"{self._where}: {what} {HUNG} {limit_s:g} s in this process, where it can't be ended alone; write "
-                "timeout_s and load_timeout_s, and it computes in a process of its own: the rows that hang are told, "
-                "and the others go on"
+                "timeout_s and load_timeout_s, and it computes in its own process: the rows that hang are "
+                "reported, and the others continue"
             )
         raise RunFailedError(self.hung)
 

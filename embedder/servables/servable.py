@@ -63,7 +63,7 @@ class Servable(ConfigSection):
         None,
         gt=0,
         le=LONGEST_S,
-        description="seconds of one call in a process of its own, which is ended then, and another computes its rows "
+        description="seconds of one call in its own process, which is ended then, and another computes its rows "
         "apart; left out: an hour, after which the run ends, unless python is set",
     )
     load_timeout_s: float | None = Field(

@@ -108,7 +108,7 @@ class PixelsInput(ResizedInput):
     @model_validator(mode="after")
     def _square(self) -> Self:
         if self.preprocess.resize == "patches":
-            raise ValueError('resize is "patches", which the kind towers alone takes; write another')
+            raise ValueError('resize is "patches", which only the kind towers takes; write another')
         return self
 
     @property

@@ -52,8 +52,8 @@ class TowersServable(Servable):
     text_of: str | None = Field(
         None, pattern=ADDRESS, description="column with the texts; left out: the item's caption"
     )
-    dtype: ComputeDtype = Field("float32", description="compute dtype; int8 holds for the weights alone")
-    stages: int = Field(1, ge=1, description="shards that the towers are cut into, each in actors of its own")
+    dtype: ComputeDtype = Field("float32", description="compute dtype; int8 holds only for the weights")
+    stages: int = Field(1, ge=1, description="shards that the towers are cut into, each in its own actors")
     plan: str | None = Field(
         None, description="plan of `embedder plan --out` that says how, and on what, in place of it"
     )
@@ -63,7 +63,7 @@ class TowersServable(Servable):
     @model_validator(mode="after")
     def _check_place(self) -> Self:
         if self.python is not None:
-            raise ValueError("python is set; the kind towers runs in this interpreter alone, leave it out")
+            raise ValueError("python is set; the kind towers runs only in this interpreter, leave it out")
         for key in ("timeout_s", "load_timeout_s"):
             if getattr(self, key) is not None:
                 raise ValueError(f"{key} is set; the kind towers has no process of its own to be ended, leave it out")

@@ -38,10 +38,10 @@ class EmbeddedFile(NamedTuple):
     def check(self, path: str, status: os.stat_result) -> None:
         """Raise a FetchError if an open file isn't the one that was embedded."""
         time = without_change_time((self.modified or "").partition("|")[0])
-        is_told = _TIME.fullmatch(time) is not None
+        has_time = _TIME.fullmatch(time) is not None
         # A mount may truncate times to the second or to some fraction of it.
         is_as_old = time.startswith(time_text(status.st_mtime_ns).rstrip("0Z").rstrip("."))
-        if self.is_stale or (is_told and not (is_as_old and self.size_bytes in (None, status.st_size))):
+        if self.is_stale or (has_time and not (is_as_old and self.size_bytes in (None, status.st_size))):
             raise FetchError("Changed", f"{readable(path)}: it has changed since it was embedded; {REFRESH}")
 
     def for_neighbour(self, path: str, root: str) -> Self:

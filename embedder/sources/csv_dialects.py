@@ -1,4 +1,4 @@
-"""Dialect of a CSV: the one that its first line tells, unless only another one reads the file's beginning."""
+"""Dialect of a CSV: the one that its first line shows, unless only another one reads the file's beginning."""
 
 import csv
 import io
@@ -58,7 +58,7 @@ def find_dialect(sample: str, *, is_whole: bool, delimiter: str | None = None) -
     Args:
         sample: The first `SAMPLE_CHARACTERS`.
         is_whole: Whether that is the whole file; else its last row may be cut.
-        delimiter: The one that the file's suffix tells.
+        delimiter: The one that the file's suffix names.
     """
     lines = list(io.StringIO(sample, newline=""))
     first = Dialect(delimiter or _separator_of(lines[0] if lines else ""))
@@ -84,7 +84,7 @@ def find_dialect(sample: str, *, is_whole: bool, delimiter: str | None = None) -
 
 
 def _separator_of(header: str) -> str:
-    """Return the separator that a header tells: a comma, or a semicolon or tab if it has no comma."""
+    """Return the separator that a header shows: a comma, or a semicolon or tab if it has no comma."""
     unquoted = re.sub(r'"[^"]*("|$)', "", header)
     return next((separator for separator in ",;\t" if separator in unquoted), ",")
 

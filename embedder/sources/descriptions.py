@@ -103,17 +103,17 @@ def _attach_in_block(
         name = entry.name[start:]
         if name in used or entry.name in tables:
             continue
-        beside: list[tuple[str, Entry | str]] = [
+        found: list[tuple[str, Entry | str]] = [
             (place, usable[files[name]]) for place, files in matched.items() if name in files
         ]
         if captions and (text := _find_caption(captions, entry.name)):
-            beside.append(("imagefolder", text))
-        selection.left_out.described.update(place for place, _ in beside)
-        yield entry._replace(described_by=tuple(beside)) if beside else entry
+            found.append(("imagefolder", text))
+        selection.left_out.described.update(place for place, _ in found)
+        yield entry._replace(described_by=tuple(found)) if found else entry
 
 
 def _match_forms(match: Callable[[Iterable[str]], dict[str, str]], names: Iterable[str]) -> dict[str, str]:
-    """Match names as they are, then in NFC those that have no match, where one name alone has that form."""
+    """Match names as they are, then in NFC those that have no match, where only one name has that form."""
     names = list(names)
     found = match(names)
     if all(name.isascii() for name in names):
@@ -129,7 +129,7 @@ def _match_forms(match: Callable[[Iterable[str]], dict[str, str]], names: Iterab
 
 
 def _is_usable(entry: Entry, selection: Selection) -> bool:
-    """Return whether a file may describe or be described; excluded pictures still tell whose a cut name is."""
+    """Return whether a file may describe or be described; excluded pictures still say whose a cut name is."""
     is_picture = suffix_of(entry.name) in MEDIA_SUFFIXES
     return not entry.error_type and (is_picture or not selection.excludes(entry.name))
 

@@ -11,7 +11,7 @@ from embedder.media.formats import CAMERA_RAW, EXTRA_FORMATS, IMAGE_FORMATS
 
 Sort = Literal["media", "unknown", "other", "sidecar", "junk"]
 """`media`: an image or video by its suffix. `unknown`: its content decides. `other`: no media. `sidecar`: belongs to an
-item and is none. `junk`: left behind by a system or a program.
+item and is no item itself. `junk`: left behind by a system or a program.
 """
 
 NO_SUFFIX = "no suffix"

@@ -69,7 +69,7 @@ def _group_by_stem(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
     """Group files with their captions.
 
     A caption whose stem is a file's but for its Unicode form (NFC, NFD) belongs to it, where exactly one is meant: the
-    file has no caption of its own form, and there is no third spelling.
+    file has no caption of that form, and there is no third spelling.
     """
     for _, each in groupby(entries, key=lambda entry: stem_to_nfc(stem_of(entry.name))):
         group = list(each)
@@ -143,7 +143,7 @@ def _holds_media(path: str) -> bool:
 
 
 def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
-    """Add the captions beside the files of a pattern, or a single one; of many objects by one more listing."""
+    """Add the captions next to the files of a pattern, or a single one; of many objects by one more listing."""
     entries = {entry.name: entry for entry in found.entries}
     stems = {stem_of(name) for name in entries if not _is_sidecar(name)}
     suffixes = (*SIDECAR_SUFFIXES, *map(str.upper, SIDECAR_SUFFIXES))  # as cameras and Windows write them
@@ -159,7 +159,7 @@ def _with_sidecars(found: GlobMatches) -> Iterator[Entry]:
 def pair_captions(entries: list[Entry], found: GlobMatches, places: Collection[str] = SIDECAR_ALONE) -> Iterator[Pair]:
     """Make the rows of all files of one stem, each with its `.json`; every file is accounted for.
 
-    Captions beside them count if `places` has `sidecar`. One that must not be opened (a pipe, or a link out of the
+    Captions next to them count if `places` has `sidecar`. One that must not be opened (a pipe, or a link out of the
     root) becomes its own reject.
     """
     if len(entries) == 1:
@@ -201,15 +201,15 @@ def _row(entry: Entry, found: GlobMatches, caption: Entry | None) -> Row:
     uri = found.uri(entry)
     if not is_text(uri):
         return _bad_name_row(entry, uri)
-    beside = dict(entry.described_by)
+    described_by = dict(entry.described_by)
     # A changed caption, or another description, changes the item.
-    versions = [each.modified if isinstance(each, Entry) else _digest(each) for each in beside.values()]
+    versions = [each.modified if isinstance(each, Entry) else _digest(each) for each in described_by.values()]
     modified = "|".join([entry.modified, *([caption.modified] if caption else []), *versions])
     caption_uri = found.uri(caption) if caption and not entry.error_type else None
     item_id = entry.name
     if entry.error_type == "OddKey" and (item_id := printable(entry.name)) != entry.name:
         item_id, uri = f"{item_id}#key-{_digest(entry.name)}", printable(uri)
-    places = {place: found.uri(each) if isinstance(each, Entry) else each for place, each in beside.items()}
+    places = {place: found.uri(each) if isinstance(each, Entry) else each for place, each in described_by.items()}
     return Row(
         item_id,
         uri,

@@ -50,7 +50,7 @@ class OpenJoin:
 
     @cached_property
     def nfc_keys(self) -> pa.ChunkedArray:
-        """Return the keys in NFC, null where two keys differ in their Unicode form alone."""
+        """Return the keys in NFC, null where two keys differ only in their Unicode form."""
         keys = to_nfc(self.keys)
         counts = pc.value_counts(keys)
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")

@@ -82,7 +82,7 @@ def _leave_out_repeated(entries: Iterable[Entry]) -> Iterator[Entry]:
             yield entry
         elif entry.modified not in versions:
             versions.add(entry.modified)
-            yield _odd_entry(f"{name}/", entry.size_bytes, entry.modified, "differs from another by an outer / alone")
+            yield _odd_entry(f"{name}/", entry.size_bytes, entry.modified, "differs from another only by an outer /")
 
 
 def _with_names(page: pa.Table) -> pa.Table:

@@ -31,7 +31,7 @@ Verdict = Literal["item", "excluded", "own"] | Sort
 
 
 class FileVerdict(NamedTuple):
-    """Verdict on a file: `item`, or the reason why it is none.
+    """Verdict on a file: `item`, or the reason why it is no item.
 
     `is_media` means that it must hold an image, a video or a caption, by its name or because the user named its kind.
     """
@@ -51,7 +51,7 @@ class LeftOut:
     `own`. `others` are non-media files by suffix, `unreadable` media by kind, of which the extra `formats` reads
     `missing_extra`. `repeated` rows are counted by the setting that keeps them, `unjoined` items by the path of the
     [[join]]. Orphans are caption files without media; `num_kept_orphans` stay items as the store has it. `orphans` and
-    `kept_orphans` are the first names. `described` are no such files, but those that have another one beside them that
+    `kept_orphans` are the first names. `described` are no such files, but those that have another one next to them that
     describes them, by place.
     """
 
@@ -137,7 +137,7 @@ class LeftOut:
     def _caption_lines(self) -> list[str]:
         lines = []
         if self.described:
-            lines.append(f"described by files beside them (`[captions] from`): {count_kinds(self.described)}")
+            lines.append(f"described by files next to them (`[captions] from`): {count_kinds(self.described)}")
         if number := self.num_orphans:
             lines.append(
                 f"{_orphans(number, 'left out')}: {_format_kind(self.orphans, number)}; "

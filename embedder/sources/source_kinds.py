@@ -82,7 +82,7 @@ def _kind_of_pattern(path: str) -> SourceKind:
     found = _format_of(path)
     if found is None:
         *first, last = (f'"{kind}"' for kind in sorted(KINDS))
-        raise SourceError(f"{path}: the suffix of this pattern tells no kind; set kind = {', '.join(first)} or {last}")
+        raise SourceError(f"{path}: the suffix of this pattern names no kind; set kind = {', '.join(first)} or {last}")
     return found[0]
 
 

@@ -40,7 +40,7 @@ PAGE_BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # anything longer is a file without line ends, not a JSON Lines row
 MAX_FIELD_CHARACTERS = 1 << 24  # of a CSV file, as a picture in base64; a quote that is never closed ends there
 csv.field_size_limit(MAX_FIELD_CHARACTERS)
-SEPARATOR = b"separator"  # metadata of a schema: what separates the values of a CSV, if the header didn't tell
+SEPARATOR = b"separator"  # metadata of a schema: what separates the values of a CSV, if the header doesn't say
 Rows = Iterator[tuple[int, dict[str, Any]]]
 
 

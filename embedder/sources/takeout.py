@@ -36,7 +36,7 @@ Key = tuple[str, str | None]
 def match_names(names: Iterable[str]) -> dict[str, str]:
     """Match the names of one folder: the `.json` of each picture or clip; those without one, or with two, are missing.
 
-    A `.json` whose name was cut belongs to pictures of one stem alone; where others begin alike, to none.
+    A `.json` whose name was cut belongs only to pictures of one stem; where others begin alike, to none.
     """
     whole: dict[Key, str] = {}
     cut: dict[Key, str] = {}

@@ -57,7 +57,7 @@ class CompiledShard:
         self._undo()
         self.is_compiled = False
         self._problem = (
-            f"stage {self._index} on node {platform.node()}: compiled layers failed ({cause}); it goes on without "
+            f"stage {self._index} on node {platform.node()}: compiled layers failed ({cause}); it continues without "
             "compiling, this batch included, and nothing is lost; compiling takes a C++ compiler, and on a GPU "
             "Triton: install them there, or write compile = false"
         )

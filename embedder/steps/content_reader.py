@@ -19,7 +19,7 @@ READ_BYTES = 4 << 20  # a local file up to this size is read only once, for its 
 
 
 class ContentReader:
-    """Fetches listed items, and tells what their vectors are made from."""
+    """Fetches listed items, and says what their vectors are made from."""
 
     def __init__(self, spec: DecodeSpec, sandbox: SandboxedDecoder) -> None:
         self.spec = spec
@@ -70,14 +70,14 @@ class ContentReader:
         if content.media is None and not content.caption:
             return None
         media_hash = "too large" if file_hash is None else file_hash
-        if content.kind == "animation":  # the file's first frame alone has another vector
+        if content.kind == "animation":  # only the first frame has another vector
             media_hash += " as a clip"
         if self.spec.steps is not None and self.spec.steps.carried:  # another value gives another result
             media_hash += repr([item.get(name) for name in self.spec.steps.carried])
         return content_version(media_hash, content.caption)
 
     def version_of(self, item: Values) -> str | None:
-        """Read an item for its `version` alone; None if it is too large, or something of it can't be read."""
+        """Read an item only for its `version`; None if it is too large, or something of it can't be read."""
         try:
             with self.fetch(item["uri"]) as fetched:
                 content = self.read(item, fetched)

@@ -106,7 +106,7 @@ class PendingImage:
     """Item that was read and waits to be decoded with its neighbours.
 
     `number` is its place in the listing. `models` are those it is for, and `needs` says for each model whether it needs
-    the item. `version` is that of its content, `file_hash` that of its file alone.
+    the item. `version` is that of its content, `file_hash` that of only its file.
     """
 
     number: int
@@ -291,7 +291,7 @@ def assemble(carried: pa.Table, rows: list[tuple[int, Values]], spec: DecodeSpec
     carried = carried.append_column("caption", pa.array([row.get("caption") for row in values], pa.string()))
     for column in spec.columns:
         cells = [row.get(column.name) for row in values]
-        if column == IMAGE_TEXT:  # a caption alone has none
+        if column == IMAGE_TEXT:  # a caption by itself has none
             names = [{"pair": IMAGE_TEXT.name, "video": CLIP_TEXT}.get(row.get("modality") or "", "") for row in values]
             cells = [row.get(name) for name, row in zip(names, values, strict=True)]
         array = pack(cells) if column.type == TENSOR else pa.array(cells, column.type)

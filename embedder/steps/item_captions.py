@@ -1,4 +1,4 @@
-"""Captions of items, by the places of `[captions] from`: files beside an image, then what stands in the image."""
+"""Captions of items, by the places of `[captions] from`: files next to an image, then what stands in the image."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -21,7 +21,7 @@ Values = dict[str, Any]
 
 
 class FoundCaption(NamedTuple):
-    """Caption of an item and where it was found, the first problem on the way, and values of the medium beside it."""
+    """Caption of an item and where it was found, the first problem on the way, and values of the medium next to it."""
 
     caption: str | None
     problem: ItemProblem | None = None
@@ -82,7 +82,7 @@ class CaptionReader:
             return None, read_problem(error)
 
     def _read_beside(self, place: str, uri: str) -> tuple[str, Values]:
-        """Read a file beside an image; raises a FetchError."""
+        """Read a file next to an image; raises a FetchError."""
         if place == "takeout":
             return read_takeout(uri)
         with closing(open_ranges(uri)) as ranges:
@@ -111,7 +111,7 @@ def _strings(found: Any) -> list[str]:
 
 
 def add_values(medium: Values, beside: Mapping[str, Any], columns: Collection[str]) -> Values:
-    """Add what files beside a picture say to what its own says, which comes first; keywords are joined."""
+    """Add what files next to a picture say to what its own says, which comes first; keywords are joined."""
     wanted = {name: value for name, value in beside.items() if name in columns}
     if "taken_at" in medium:
         wanted = {name: value for name, value in wanted.items() if name not in ("taken_at", "taken_offset_min")}

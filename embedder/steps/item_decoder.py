@@ -151,7 +151,7 @@ class ItemContent:
     """Content of an item: an image or video, a caption, or both; and a problem found while reading it.
 
     Kind `animation` is an image that may be animated; it is then embedded as a video. `beside` has values of the
-    medium's columns from files beside it, `place` is where its caption was found.
+    medium's columns from files next to it, `place` is where its caption was found.
     """
 
     kind: str | None = None

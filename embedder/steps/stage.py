@@ -188,9 +188,9 @@ class TowerStage(Stage):
             # The buffer is read-only shared memory, and nothing here writes to it.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             values = torch.from_numpy(flat).view(dtype).reshape(-1, *shape)
-        beside = _beside_images(batch) if tower == "vision" else []
-        grids = self._grids(batch) if IMAGE_GRID.name in beside else None
-        text = self._image_text(batch) if IMAGE_TEXT.name in beside else None
+        columns = _beside_images(batch) if tower == "vision" else []
+        grids = self._grids(batch) if IMAGE_GRID.name in columns else None
+        text = self._image_text(batch) if IMAGE_TEXT.name in columns else None
         return TowerState(values, torch.from_numpy(sizes_bytes // item_bytes), grids, text)
 
     def _image_text(self, batch: pa.RecordBatch) -> TowerState:

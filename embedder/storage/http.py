@@ -141,7 +141,7 @@ class _CheckedAnswer(HTTPResponse):
     """Answer as `http.client` reads it, except for two cases; without these hooks it would read them as it does."""
 
     def _read_status(self) -> tuple[str, int, str]:
-        """Have every interim answer skipped, such as 103 Early Hints; `http.client` skips 100 alone."""
+        """Have every interim answer skipped, such as 103 Early Hints; `http.client` skips only 100."""
         version, status, reason = super()._read_status()  # type: ignore[misc]
         is_interim = 100 <= status < 200 and status != HTTPStatus.SWITCHING_PROTOCOLS
         return version, HTTPStatus.CONTINUE if is_interim else status, reason

@@ -56,7 +56,7 @@ def resolve_model(uri: str | Path, shard: ShardSpec | None = None) -> Path:
             the files that hold them.
 
     Returns:
-        The local folder, with settings one beside it in the user's cache; its content is not checked.
+        The local folder, with settings one next to it in the user's cache; its content is not checked.
 
     Raises:
         ModelError: there is no such folder, it can't be downloaded, or it doesn't allow the settings.

@@ -89,7 +89,7 @@ def _explain_odd_key(root: str, text: str) -> ObjectStoreError:
     return ObjectStoreError(
         "OddKey",
         f"{root}: the key {key} can't be listed here, nor what follows it; rename or delete that object, or copy the "
-        "others to a folder of their own and name that as the source",
+        "others to their own folder and name that as the source",
     )
 
 

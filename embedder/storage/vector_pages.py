@@ -31,7 +31,7 @@ STREAMS, ZSTD = 9, 6
 """Encoding BYTE_STREAM_SPLIT, first bytes of all values, then second ones, and the codec that it is compressed with."""
 STREAMS_LEVEL = 1  # of zstd: the higher ones take twice as long and save nothing here
 MAX_UNPACKED_BYTES = 4 * (16 << 20)
-"""Bytes that a compressed page may come to; a larger one, which no writer of ours makes, is left to Arrow."""
+"""Bytes that a compressed page may come to; a larger one, which no writer of embedder's makes, is left to Arrow."""
 MAX_LEVELS = (3, 1)
 """Highest definition and repetition level of a nullable list of nullable values; the levels of a null row are 0."""
 MAX_ROWS = 1 << 24
@@ -265,7 +265,7 @@ def _holds_pages(chunk: _Chunk, file_bytes: int) -> bool:
 
 
 def _read_pages(data: pa.Buffer, chunk: _Chunk, layout: _VectorLayout, *, check_sums: bool) -> list[_Page] | None:
-    """Read all pages of a chunk; None if the first is of version 1, or one of streams is larger than ours are."""
+    """Read all pages of a chunk; None if the first is of version 1, or one of streams is larger than embedder's are."""
     if data.size != chunk.num_bytes:
         raise pa.ArrowInvalid(f"the file ends after {data.size:,} of {chunk.num_bytes:,} bytes of a column")
     whole, position, num_values = memoryview(data).cast("B"), 0, 0

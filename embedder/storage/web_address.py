@@ -91,7 +91,7 @@ def parse_address(text: str) -> WebAddress:
 def public_name(reference: str) -> str:
     """Return a URI as it may appear in ids: without credentials and tokens, and signed ones without the query.
 
-    So an address that is signed anew for each export keeps its name. Paths stay as they are.
+    So an address that is signed again for each export keeps its name. Paths stay as they are.
     """
     if not is_web(reference):
         return without_credentials(reference) if is_remote(reference) else reference

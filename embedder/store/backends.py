@@ -42,7 +42,7 @@ class FileInfo(NamedTuple):
 
 
 def manifests_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
-    """Order files for deletion, by path within: a folder without its manifest is none, so readers leave it alone."""
+    """Order files for deletion, by path within: readers ignore a folder without its manifest."""
     return sorted(infos, key=lambda info: (not info.path.endswith("/manifest.json"), info.path))
 
 

@@ -141,9 +141,9 @@ class Current(Record):
     previous: RunId | None = Field(None, description="run whose publication this one took the place of")
     restores: RunId | None = Field(None, description="run whose rows a rollback brought back")
     hold: Hold | None = Field(None, description="of the last rollback, until a refresh has taken over what it left")
-    interim_of: RunId | None = Field(None, description="run that published part of its work and goes on with the rest")
-    has_vectors: bool | None = Field(None, description="false: its rows hold other outputs alone, and it has no index")
-    outputs: dict[str, str] | None = Field(None, description="Arrow types of columns that it gives beside vectors")
+    interim_of: RunId | None = Field(None, description="run that published part of its work and continues it")
+    has_vectors: bool | None = Field(None, description="false: its rows hold only other outputs, and it has no index")
+    outputs: dict[str, str] | None = Field(None, description="Arrow types of columns that it gives besides vectors")
     servable: dict[str, Any] | None = Field(None, description="of a further model: its section of the configuration")
     models: dict[ModelName, "Current"] = Field(
         {}, description="further models by name; their tables are in models/NAME/"

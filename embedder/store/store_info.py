@@ -54,13 +54,13 @@ def check_binding(files: StoreFiles, info: StoreInfo, *, may_change: bool = Fals
     if not may_change and differing(served, info) == ["steps"]:
         raise StoreError(
             f"store {files.address}: {step_changes(served.steps, info.steps)} since its rows were made; make them all "
-            "anew with `embedder refresh`, or start another store"
+            "again with `embedder refresh`, or start another store"
         )
     for name in [] if may_change else differing(served, info):
         raise StoreError(
             f"store {files.address}: its {name.replace('_', ' ')} is {getattr(served, name)} (model {served.model}), "
             f"this run's is {getattr(info, name)}; vectors of the two can't be compared: use that model and "
-            "preprocessing, embed all anew with `embedder refresh`, or start another store"
+            "preprocessing, embed all again with `embedder refresh`, or start another store"
         )
     return served
 
@@ -132,6 +132,6 @@ def read_published(files: StoreFiles) -> Current:
     if current is None:
         raise StoreError(
             f"store {files.address}: nothing is published yet; run `embedder embed` to the end "
-            "(the same command goes on)"
+            "(the same command continues)"
         )
     return current

@@ -206,7 +206,7 @@ def build_anew(job: IndexJob, kind: str | None = None, *, measure_all: bool = Fa
 def _update(job: IndexJob) -> tuple[int, str]:
     """Update the published version with the changes since; only vectors of added rows are read."""
     if job.previous is None or job.last is None:
-        raise RebuildNeededError("there is no index to go on from")
+        raise RebuildNeededError("there is no index to continue from")
     if job.last.model_fingerprint != job.info.model_fingerprint:
         raise RebuildNeededError("the vectors are of another model")
     if not _is_kind(job.last, job.config.kind):

@@ -200,7 +200,7 @@ def open_copy(fetch: Callable[[], tuple[Path, bool]], open_folder: Callable[[Pat
 def write_folder(files: StoreFiles, path: str, make: Callable[[Path], Iterable[str]]) -> None:
     """Write a folder into a store, in place of what was cut off there; into a bucket with the manifest last.
 
-    `make` fills an empty local folder, and returns the names of the files beside the manifest; if there are none,
+    `make` fills an empty local folder, and returns the names of the files next to the manifest; if there are none,
     nothing is written. Raises OSError if a disk is full, and LeaseLostError if another run has taken over the store.
     """
     if files.folder is not None:

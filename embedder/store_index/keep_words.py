@@ -97,7 +97,7 @@ def _copy(files: StoreFiles, version: int) -> tuple[Path, bool]:
         return fetched_copy(files, words_path(version), lambda stage: read_words_manifest(stage).sizes)
     except FileNotFoundError:
         raise StoreError(
-            f"{files.uri(words_path(version))}: the word index is not whole; `embedder index build` makes it anew"
+            f"{files.uri(words_path(version))}: the word index is not whole; `embedder index build` makes it again"
         ) from None
 
 
@@ -126,7 +126,7 @@ def _make_words(
         try:
             return _add_words(files, version, update)
         except (StoreError, RetrievalError) as error:  # a part file of the older version is gone, or a list altered
-            LOG.info(f"words: built anew, as the last ones can't be updated: {error}")
+            LOG.info(f"words: built from scratch, as the last ones can't be updated: {error}")
     return _add_words(files, version, lambda folder: build_words(table, folder, Analyser(analyser), column))
 
 

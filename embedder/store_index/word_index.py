@@ -40,7 +40,7 @@ from index.manifest import MANIFEST_NAME
 ROWS_NAME = "rows.u32"
 WHOLE = ("lengths-", "starts-", "terms-")
 """Beginnings of the names of files of parts whose hashes are compared when an index is opened."""
-CURE = "`embedder index build` makes it anew"
+CURE = "`embedder index build` makes it again"
 NO_ROW = 0xFFFFFFFF
 """Row of a deleted caption."""
 BLOCK_ROWS, BLOCK_BYTES = 250_000, 8 << 20  # size of the captions that are analysed in memory
@@ -227,7 +227,7 @@ def _hash_captions(
 
 
 class _Writer:
-    """Writer of one word index: parts taken over, parts made anew, and each caption's row."""
+    """Writer of one word index: parts taken over, parts made again, and each caption's row."""
 
     def __init__(self, folder: Path, analyser: Analyser) -> None:
         self._folder, self._analyser = folder, analyser

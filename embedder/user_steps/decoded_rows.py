@@ -294,7 +294,7 @@ def _struct_of(image_FHWC: Any) -> Values | None:
 
 
 def _image_of(returned: Values | None) -> Any:
-    """Return the pixels of a returned image, uint8 (1, H, W, 3); a _BadRowError if it is none."""
+    """Return the pixels of a returned image, uint8 (1, H, W, 3); a _BadRowError if it is no image."""
     if returned is None or returned["pixels"] is None:
         raise _BadRowError("image: found null; return an image, or raise")
     height, width, pixels = returned["height"], returned["width"], returned["pixels"]

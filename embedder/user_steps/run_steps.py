@@ -51,7 +51,7 @@ def check_run_steps(steps: Iterable[StepConfig], carried: pa.Schema, *, may_load
 def depend_on_content(steps: Iterable[StepConfig]) -> bool:
     """Return whether the steps give the same for all items of one content, whatever their names.
 
-    What the sources say of an item is part of its content for steps after decoding alone.
+    What the sources say of an item is part of its content only for steps after decoding.
     """
     made = set(ROW_COLUMNS) - OF_THE_NAME | VECTORS.keys() | {"image"}
     for step in steps:

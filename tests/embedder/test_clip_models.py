@@ -43,7 +43,7 @@ def model(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Lossless clips of 9 to 23 frames that move, one of three frames, and a picture; a caption beside some."""
+    """Lossless clips of 9 to 23 frames that move, one of three frames, and a picture; a caption next to some."""
     root, generator = tmp_path_factory.mktemp("source"), np.random.default_rng(3)
     for number in range(NUM_CLIPS):
         length = 3 if number == NUM_CLIPS - 1 else 9 + number * 7 // 2

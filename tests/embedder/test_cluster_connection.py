@@ -71,9 +71,9 @@ def embed(cluster, number, source, store, *, folder=ROOT, **variables):
 
 
 def test_a_store_on_disks_of_their_own_is_refused_and_nothing_is_left(cluster, private, source):
-    code, told = ended(embed(cluster, 0, source, private / "store"))
-    assert code == 2, told
-    *_, head, row, line = told.splitlines()
+    code, output = ended(embed(cluster, 0, source, private / "store"))
+    assert code == 2, output
+    *_, head, row, line = output.splitlines()
     assert head.split() == ["node", "what", "found", "cure"]
     assert row.startswith(f"{cluster.netns(1)} {cluster.ip(1)}  store  ")
     assert line.startswith(f"embedder: cluster {cluster.address}: 1 of 2 nodes can't take part in this run")
@@ -83,13 +83,13 @@ def test_a_store_on_disks_of_their_own_is_refused_and_nothing_is_left(cluster, p
 
 def test_a_wrong_token_and_a_machine_that_is_no_node_are_told(cluster, source, tmp_path):
     token = "0123456789abcdef0123456789abcdef"
-    code, told = ended(embed(cluster, 0, source, tmp_path / "store", RAY_AUTH_TOKEN=token))
-    assert code == 2 and "the cluster wants another token" in told.splitlines()[-1], told
+    code, output = ended(embed(cluster, 0, source, tmp_path / "store", RAY_AUTH_TOKEN=token))
+    assert code == 2 and "the cluster wants another token" in output.splitlines()[-1], output
 
     command = embed(cluster, 0, source, tmp_path / "store")
     elsewhere = ["ip", "netns", "exec", cluster.netns(1), "unshare", "-m", "-p", "--fork", "--mount-proc"]
-    code, told = ended([*elsewhere, *command[command.index("env") :]])
-    assert code == 2 and "this machine is no node of the cluster" in told.splitlines()[-1], told
+    code, output = ended([*elsewhere, *command[command.index("env") :]])
+    assert code == 2 and "this machine is no node of the cluster" in output.splitlines()[-1], output
     assert not (tmp_path / "store").exists()
 
 
@@ -106,9 +106,9 @@ def test_a_node_with_other_code_is_sent_the_drivers(cluster, private, source, tm
     with (code_folder / "embedder" / "__init__.py").open("a") as file:
         file.write(LEAVES_A_MARK.format(folder=str(marks)))
     subprocess.check_call(cluster.command(0, ["cp", "-r", f"{code_folder}/.", str(private)]))
-    code, told = ended(embed(cluster, 0, source, tmp_path / "store", folder=private))
-    assert code == 0, told
-    assert "this package is sent to nodes" in told
+    code, output = ended(embed(cluster, 0, source, tmp_path / "store", folder=private))
+    assert code == 0, output
+    assert "this package is sent to nodes" in output
     assert {path.name for path in marks.iterdir()} == {cluster.netns(0), cluster.netns(1)}
 
 
@@ -123,12 +123,12 @@ def test_the_loss_of_the_head_is_told_recorded_and_ends_the_command(cluster, tmp
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.5)
         cluster.cut(0)
-        _, told = process.communicate(timeout=150)
+        _, output = process.communicate(timeout=150)
     assert process.returncode == 1
     line = f"embedder: the head of the cluster, {cluster.address}, has not answered for 15 s, and a cluster can't work"
-    assert told.splitlines()[-1].startswith(line)
+    assert output.splitlines()[-1].startswith(line)
     record = json.loads((store / "runs.jsonl").read_text().splitlines()[-1])
-    assert record["exit_code"] == 1 and "the same command goes on" in record["message"]
+    assert record["exit_code"] == 1 and "the same command continues" in record["message"]
 
 
 def test_a_node_that_the_head_does_not_list_yet_is_waited_for_and_another_clusters_is_not(monkeypatch):

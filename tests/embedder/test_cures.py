@@ -264,8 +264,8 @@ Q, S = ["search", "--vector", "q.npy"], ["--store", "s"]
 
 # In order: the command that is refused, the cure in its message, and the command after it.
 COMMANDS = [
-    (["search", *S], "give a text, --image FILE, both together, or --vector FILE.npy alone", [*Q, *S]),
-    (["search", "x", "--vector", "q.npy", *S], "or --vector FILE.npy alone", [*Q, *S]),
+    (["search", *S], "give a text, --image FILE, both together, or only --vector FILE.npy", [*Q, *S]),
+    (["search", "x", "--vector", "q.npy", *S], "or only --vector FILE.npy", [*Q, *S]),
     (["search", "--vector", "long.npy", *S], "2 are needed", [*Q, *S]),
     (["search", "--vector", "none.npy", *S], "give a file that numpy.save wrote", [*Q, *S]),
     (["search", "--vector", "text.npy", *S], "no plain array of numbers; give a file that numpy.save wrote", [*Q, *S]),

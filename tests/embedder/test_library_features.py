@@ -81,7 +81,7 @@ QUICK = [checkpoints.clip, checkpoints.siglip2, checkpoints.vit_and_bert, checkp
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Images of several proportions, the last one grey, with a caption beside each; nothing of them is lost."""
+    """Images of several proportions, the last one grey, with a caption next to each; nothing of them is lost."""
     root, generator = tmp_path_factory.mktemp("source"), np.random.default_rng(0)
     for number, (width, height) in enumerate(SIZES):
         smooth = Image.fromarray(generator.integers(0, 256, (5, 4, 3), dtype=np.uint8)).resize((width, height))

@@ -1,4 +1,4 @@
-"""A model with one tower alone, through a whole run: what it embeds is found, what it can't is refused in one line."""
+"""A model with only one tower, through a whole run: what it embeds is found, what it can't is refused in one line."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def source(tmp_path):
-    """Six images, three with captions, a clip, and a caption alone."""
+    """Six images, three with captions, a clip, and a caption without a picture."""
     root = samples.folder(tmp_path / "in", num_images=6, num_clips=1)
     (root / "alone.txt").write_text("an old map of the town")
     return root

@@ -172,7 +172,7 @@ def test_more_replicas_than_cpus_are_refused_before_anything_starts(make_run, tm
 def test_a_run_without_progress_ends_and_says_what_to_do(make_run, tmp_path, ray_cluster):
     job, listing = planned(make_run(samples.folder(tmp_path / "in", num_images=2), num_stages=1))
     stuck = replace(job, allocation=replace(job.allocation, decode_cpus=64.0))  # as if the cluster had shrunk
-    with ray_session(None, no_progress_timeout_s=3), pytest.raises(RunFailedError, match="the same command goes on"):
+    with ray_session(None, no_progress_timeout_s=3), pytest.raises(RunFailedError, match="the same command continues"):
         embed_on_ray(listing, stuck)
 
 

@@ -44,6 +44,6 @@ def test_ray_and_the_local_engine_make_the_same_rows_of_steps(make_run, tmp_path
         assert all(row[name] is not None for row in found.values())
     for name in ("brightness", "region", "side", "length"):
         assert {key: row[name] for key, row in found.items()} == {key: row[name] for key, row in expected.items()}
-    told = ("step", "error_type", "num_vectors", "state")
-    rejects = [{key: [item[name] for name in told] for key, item in items_of(each).items()} for each in (local, ray)]
+    columns = ("step", "error_type", "num_vectors", "state")
+    rejects = [{key: [item[name] for name in columns] for key, item in items_of(each).items()} for each in (local, ray)]
     assert rejects[0] == rejects[1]

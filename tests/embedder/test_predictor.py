@@ -1,4 +1,4 @@
-"""BatchPredictor: what it takes is told before anything starts, and a row that can't be embedded keeps its place."""
+"""BatchPredictor: what it takes is said before anything starts, and a row that can't be embedded keeps its place."""
 
 import datetime
 
@@ -24,7 +24,7 @@ TAKEN = {
     "tensors": {"image": pa.fixed_shape_tensor(pa.uint8(), (32, 24, 3))},
     "grey tensors": {"image": pa.fixed_shape_tensor(pa.uint8(), (32, 24))},
     "extensions of texts": {"image": pa.json_(), "caption": pa.json_()},
-    "captions alone": {"caption": pa.string(), "price": pa.float64()},
+    "only captions": {"caption": pa.string(), "price": pa.float64()},
     "nothing but nulls": {"image": pa.null(), "caption": pa.null()},
     "objects": {"image": object, "caption": None},
 }

@@ -1,4 +1,4 @@
-"""Security checklist, one test per line. Where a line has many cases, its own test file is named beside it.
+"""Security checklist, one test per line. Where a line has many cases, its own test file is named next to it.
 
 media         formats, pixels, playlists, memory, time      tests/embedder/media: test_images, test_videos, test_sandbox
 sources       tars, links, paths                            tests/embedder/sources: test_{webdataset,local}_listing
@@ -266,10 +266,10 @@ def test_no_secret_of_an_address_or_of_the_environment_reaches_a_store(make_run,
     config = make_run([source], **settings)
     with messages_to(TerminalLog()):
         embed(config)
-    told = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "t.parquet"]
-    assert len(told) > 8
-    assert not [path for path in told if SECRET.encode() in path.read_bytes()]
-    signed = {path for path in told if SIGNATURE.encode() in path.read_bytes()}
+    paths = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "t.parquet"]
+    assert len(paths) > 8
+    assert not [path for path in paths if SECRET.encode() in path.read_bytes()]
+    signed = {path for path in paths if SIGNATURE.encode() in path.read_bytes()}
     assert signed <= set(tmp_path.glob("*/items/*.parquet")) | set(tmp_path.glob("*/embeddings/*.parquet"))
     store = embedder.open_store(config.store)
     tables = [store.items(), store.to_arrow()]

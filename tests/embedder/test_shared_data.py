@@ -7,7 +7,7 @@ from embedding_runs import embedded
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 pytestmark = pytest.mark.skipif(
-    not DATA.is_dir(), reason="the shared photographs and clips are not beside the checkout"
+    not DATA.is_dir(), reason="the shared photographs and clips are not next to the checkout"
 )
 
 

@@ -84,7 +84,7 @@ def _with_boxes(jpeg: bytes | None, boxes: Iterable[Any]) -> Any:
 
 def _load_jpeg(kind: str, data: bytes, resize: ResizeSpec, max_pixels: int) -> LoadedImage:
     if not data.startswith(JPEG_START):
-        raise DecodeError("BrokenImage", f"{kind}: what it keeps of a JPEG is none")
+        raise DecodeError("BrokenImage", f"{kind}: the JPEG that it keeps is no JPEG")
     return load_image(data, resize, max_pixels)
 
 

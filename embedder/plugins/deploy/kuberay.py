@@ -52,8 +52,8 @@ def manifests(deployment: Deployment) -> dict[str, str]:
     made: dict[str, tuple[str, Tree]] = {
         "config.yaml": ("Configuration and plan, as all pods see them. Apply it first.", _config_map(deployment)),
         "rayjob.yaml": ("A cluster for one run of `embedder embed`, which goes with it.", _job(deployment, groups)),
-        "raycronjob.yaml": ("The nightly refresh, on a cluster of its own each time.", _cron_job(deployment, groups)),
-        "raycluster.yaml": ("A cluster for notebooks: JupyterLab beside the head.", _cluster(deployment, groups)),
+        "raycronjob.yaml": ("The nightly refresh, on its own cluster each time.", _cron_job(deployment, groups)),
+        "raycluster.yaml": ("A cluster for notebooks: JupyterLab next to the head.", _cluster(deployment, groups)),
         "rayservice.yaml": ("The query service, which follows what is published.", _service(deployment)),
     }
     made_by = "Made by `embedder deploy kuberay`; change [deploy] of the configuration, and make it again."
@@ -82,7 +82,7 @@ def _cron_job(deployment: Deployment, groups: Sequence[DeployGroup]) -> Tree:
     deploy = deployment.shipped.config.deploy
     words = commands.refresh_command(deployment.shipped.config, groups, config_path=CONFIG_PATH, plan_path=PLAN_PATH)
     spec = {
-        "# KubeRay 1.7 begins it with the feature gate RayCronJob of its operator alone": None,
+        "# KubeRay 1.7 begins it only with the feature gate RayCronJob of its operator": None,
         "# where one night is not done by the next, the lock of the store refuses the second, with a line": None,
         "schedule": deploy.schedule,
         "timeZone": deploy.time_zone,
@@ -102,7 +102,7 @@ def _job_spec(deployment: Deployment, component: str, words: Sequence[str], grou
         "entrypoint": shlex.join(words),
         "# runs on the head; its log: kubectl logs -f job/NAME": None,
         "submissionMode": "K8sJobMode",
-        "# each further attempt gets a new cluster and goes on with the run: nothing finished is computed again": None,
+        "# each further attempt gets a new cluster and continues the run: nothing finished is computed again": None,
         "backoffLimit": deploy.retries,
         "# KubeRay begins the command when all pods run; one for which there is no room ends the job": None,
         "preRunningDeadlineSeconds": deploy.start_timeout_s,
@@ -177,7 +177,7 @@ def _head(deployment: Deployment, component: str) -> Tree:
         volumes.append({"name": "notebooks", **source})
         more["shareProcessNamespace"] = True  # the raylet watches the processes of its drivers
     return {
-        f"# no task runs {'beside the command, which lists, compares and publishes' if is_run else 'here'}": None,
+        f"# no task runs {'next to the command, which lists, compares and publishes' if is_run else 'here'}": None,
         "rayStartParams": _start_parameters(head.shm_bytes, **{"num-cpus": "0", "dashboard-host": "0.0.0.0"}),
         "template": template(deployment, component, containers, head, volumes=volumes, **more),
     }

@@ -20,13 +20,13 @@ HEAD = """\
 #     sbatch {file}
 #
 # Exit codes are those of the command: 0 done, 2 a mistake of the configuration, 1 anything else. What its time limit or
-# a signal stops is put back into the queue, and goes on where it was; so is what loses a node, by Slurm itself.
+# a signal stops is put back into the queue, and continues where it was; so is what loses a node, by Slurm itself.
 """
 
 BODY = """\
 {setup}
 set -uo pipefail # after the setup, whose scripts may read variables that nobody has set
-# Everything of Ray is of this job alone: port, token, folder. A socket's path may have 107 characters.
+# All of Ray belongs only to this job: port, token, folder. A socket's path may have 107 characters.
 head=$(hostname -I | cut -d' ' -f1)
 port=$((20000 + SLURM_JOB_ID % 20000))
 folder={scratch}/ray-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
@@ -123,7 +123,7 @@ def _options(shipped: ShippedConfig, groups: Sequence[DeployGroup]) -> str:
     stop_s = commands.stop_seconds(shipped.config) + KILL_MARGIN_S
     if slurm.time_limit_s <= stop_s:
         raise ConfigError(
-            f"[deploy.slurm] time_limit_s = {slurm.time_limit_s}: the run's end alone may take {stop_s} s, of which "
+            f"[deploy.slurm] time_limit_s = {slurm.time_limit_s}: the run's end may take {stop_s} s, of which "
             "stop_timeout_s is a part; raise the one or lower the other"
         )
     job = [

@@ -134,7 +134,7 @@ def _pods_of_cores(device: str, stages: Sequence[PlannedStage], section: GroupCo
     cores = sum((stage.num_threads or 1) * stage.num_replicas for stage in stages)
     least = max(stage.num_threads or 1 for stage in stages)
     if section.gpus_per_pod is not None:
-        raise ConfigError(f"[[deploy.group]] {device}: gpus_per_pod is set, and the plan has cores alone; leave it out")
+        raise ConfigError(f"[[deploy.group]] {device}: gpus_per_pod is set, and the plan has only cores; leave it out")
     if section.replicas is not None:
         num_cpus = section.cpus or max(least, math.ceil(cores / section.replicas))
         if num_cpus < least:
@@ -176,8 +176,8 @@ def _check_names(groups: Sequence[DeployGroup]) -> None:
     for group in groups:
         if not group.name or names.count(group.name) > 1:
             raise ConfigError(
-                f"plan: device {group.device!r} gives no name of its own to a group: small letters and digits count "
-                "alone; plan with other labels of the nodes"
+                f"plan: device {group.device!r} gives no name of its own to a group: only small letters and "
+                "digits count; plan with other labels of the nodes"
             )
 
 

@@ -69,8 +69,8 @@ def _linked_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     is_kept = group[positions] == np.bincount(group[positions]).argmax()
     if len(np.unique(positions)) > 1 and len(np.unique(positions[is_kept])) == 1:
         raise ConfigError(
-            "the log shows each item of a query at one position alone, so what is clicked for its place can't be told "
-            "from what is clicked for its worth; log some answers in a shuffled order, or give a column relevance"
+            "the log shows each item of a query at only one position, so clicks for its place can't be distinguished "
+            "from clicks for its worth; log some answers in a shuffled order, or give a column relevance"
         )
     if not is_kept.all():
         LOG.warning(

@@ -266,7 +266,7 @@ def _questions(sides: _Sides, options: CompareOptions) -> _Questions:
         )
     for side, table in zip(("first", "second"), tables, strict=True):
         if (num_more := len(table.item_ids) - len(item_ids)) > 0:
-            notes.append(f"{plural(num_more, 'item')} of the {side} side alone, left out of the search")
+            notes.append(f"{plural(num_more, 'item')} only of the {side} side, left out of the search")
     return _Questions(
         source=asked[0].source,
         texts=list(numbers),

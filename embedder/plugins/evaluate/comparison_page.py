@@ -119,7 +119,7 @@ def _text(value: object, max_characters: int = MAX_TEXT) -> str:
 def _figures(found: Comparison) -> str:
     """The main figures, in large type."""
     (judged,) = (row for row in found.metrics if row.name == found.metric)
-    told = (
+    rows = (
         (f"{found.metric} of the first", f"{judged.before:.3f}"),
         (f"{found.metric} of the second", f"{judged.after:.3f}"),
         ("of the best ten stay", f"{found.kept_of_top_ten:.1%}"),
@@ -127,7 +127,7 @@ def _figures(found: Comparison) -> str:
         ("queries", f"{found.num_queries:,}"),
     )
     return (
-        "<dl class=figures>" + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in told) + "</dl>"
+        "<dl class=figures>" + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows) + "</dl>"
     )
 
 
@@ -178,8 +178,8 @@ def _differences(rows: Sequence[FigureDifference], what: str, note: str) -> str:
 
 def _plot(rows: Sequence[FigureDifference], max_drop: float) -> str:
     """Interval of each group on one axis, as SVG, with the allowed loss."""
-    told = [row for row in rows if row.verdict != "too few"]
-    reach = max([max_drop, *(abs(end) for row in told for end in (row.low, row.high))]) * 1.05 or 1.0
+    judged = [row for row in rows if row.verdict != "too few"]
+    reach = max([max_drop, *(abs(end) for row in judged for end in (row.low, row.high))]) * 1.05 or 1.0
     height, width = ROW_PX * len(rows) + FOOT_PX, NAME_PX + PLOT_PX + 30
 
     def place(value: float) -> float:

@@ -54,7 +54,7 @@ class ComparedAnswer(ReportSection):
     item_id: str
     uri: str = Field("", exclude=True, description="not written down: an address of the web may bear a secret")
     at_s: float | None = Field(None, description="of a clip, the second that its image is of")
-    score: float | None = Field(description="cosine with the query; none of a right item that is shown beside")
+    score: float | None = Field(description="cosine with the query; none of a right item that is shown next to it")
     is_right: bool
 
 

@@ -301,7 +301,7 @@ def _begin(tracker: Tracker, store: Store, config: RunConfig, options: Evaluatio
     """Begin the tracker's run, and store each one's id with the other."""
     run_id = store.publication.run_id
     asked = {"queries": options.queries, "group": options.group, "num_queries": options.num_queries, "k": options.k}
-    told = {f"evaluate.{name}": printable(mask(str(value))) for name, value in asked.items() if value is not None}
+    given = {f"evaluate.{name}": printable(mask(str(value))) for name, value in asked.items() if value is not None}
     tags = {
         "embedder.run_id": run_id,
         "embedder.store": printable(mask(store.files.address)),
@@ -315,4 +315,4 @@ def _begin(tracker: Tracker, store: Store, config: RunConfig, options: Evaluatio
             with atomic_write(out / TRACKER_NAME) as file:
                 file.write(json.dumps({"id": tracker_id}).encode() + b"\n")
 
-    tracker.begin(f"evaluate {run_id}", parameters_of(config) | told, tags, write_id)
+    tracker.begin(f"evaluate {run_id}", parameters_of(config) | given, tags, write_id)

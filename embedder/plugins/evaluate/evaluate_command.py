@@ -27,7 +27,7 @@ def evaluate(
     read: ReadConfig,
     store: StoreUri = None,
     queries: Annotated[str | None, typer.Option(metavar="FILE", help=FILE_HELP)] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="A depth to report, beside 1, 5 and 10.")] = 10,
+    k: Annotated[int, typer.Option("-k", min=1, help="A depth to report, besides 1, 5 and 10.")] = 10,
     group: Annotated[str | None, typer.Option(metavar="COLUMN", help=GROUP_HELP)] = None,
     num_queries: Annotated[int | None, typer.Option(min=1, help=NUM_HELP)] = None,
     *,

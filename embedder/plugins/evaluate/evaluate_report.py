@@ -92,7 +92,7 @@ class IndexFigures(ReportSection):
     size_bytes: int = Field(description="its files")
     memory_bytes: int = Field(description="of the FAISS file, all of it read")
     resident_bytes: int = Field(description="growth of this process, opened and searched with all queries")
-    one_thread: Latency = Field(description="search alone, without encoding")
+    one_thread: Latency = Field(description="only the search, without encoding")
     throughput: list[Throughput]
     curve: list[CurvePoint]
 

@@ -1,6 +1,6 @@
-"""Fills the columns of the medium in rows that are published already, from headers alone; vectors stay to the byte.
+"""Fills the columns of the medium in rows that are published already, only from headers; vectors stay to the byte.
 
-Rows that an earlier release has embedded lack them. Part files with such rows are written anew, with the same rows in
+Rows that an earlier release has embedded lack them. Part files with such rows are rewritten, with the same rows in
 the same order, and published as a migration. Columns that `[metadata]` leaves out become null. Rows of a release that
 had no keywords are read again, once: a file without any has an empty list from then on.
 """
@@ -43,7 +43,7 @@ MARK = "format"
 KEYWORDS = "keywords"
 """Column that is younger than the mark."""
 NUM_READERS = 4
-"""Files whose headers are read at the same time, each by a child process of its own."""
+"""Files whose headers are read at the same time, each by its own child process."""
 PUBLISH_EVERY_S = 600.0
 """Seconds after which what is filled so far is published: a process that ends early has lost no more."""
 
@@ -154,7 +154,7 @@ def fill_metadata(
 ) -> tuple[Published | None, Filled]:
     """Fill the columns of the medium of rows that lack them, and publish that as a new version.
 
-    Of a large store a version is published every ten minutes, so that the next call goes on where an ended one was.
+    Of a large store a version is published every ten minutes, so that the next call continues where one has ended.
 
     Args:
         files: the store, whose write lock the caller holds.
@@ -172,7 +172,7 @@ def fill_metadata(
     taken = {field.name for field in table.schema or ()} - set(known)
     wanted = tuple(name for name in BY_NAME if name in columns and name not in taken)
     dropped = tuple(name for name in known if name not in wanted)
-    is_lacking = partial(_is_lacking, wanted, _tell_older(files))
+    is_lacking = partial(_is_lacking, wanted, _find_older(files))
     lacking, ids = _count_lacking(table, wanted, dropped, is_lacking)
     if dry_run or not (lacking.num_rows or lacking.emptied):
         return None, lacking
@@ -229,8 +229,8 @@ IsLacking = Callable[[pa.Table], pa.ChunkedArray]
 """Whether the files of some rows are to be read."""
 
 
-def _tell_older(files: StoreFiles) -> IsOlder:
-    """Return what tells rows whose run knew no keywords; one run at a time embeds, and runs are in order."""
+def _find_older(files: StoreFiles) -> IsOlder:
+    """Return a test for rows whose run knew no keywords; one run at a time embeds, and runs are in order."""
     runs = [run for run in all_runs(files) if run.kind not in OPERATIONS]
     starts = np.array([run.started_at.astimezone(UTC).replace(tzinfo=None) for run in runs], "datetime64[us]")
     knew = np.array([KEYWORDS in run.medium_columns for run in runs] + [False])

@@ -51,7 +51,7 @@ def migrate(
     read: ReadConfig,
     store: StoreUri = None,
     metadata: Annotated[
-        bool, typer.Option("--metadata", help="Fill the columns of the medium in older rows, from headers alone.")
+        bool, typer.Option("--metadata", help="Fill the columns of the medium in older rows, only from headers.")
     ] = False,
     dry_run: DryRun = False,
 ) -> Result:
@@ -60,7 +60,7 @@ def migrate(
     if metadata:
         return _fill_metadata(run, dry_run=dry_run)
     if dry_run:
-        raise ConfigError("migrate --dry-run: it tells what --metadata would read; give both")
+        raise ConfigError("migrate --dry-run: it shows what --metadata would read; give both")
 
     from embedder.plugins.maintain.migrate import migrate as run_migrate
     from embedder.store.schema import FORMAT_VERSION

@@ -180,7 +180,7 @@ def _plan_lines(plan: "PurgePlan") -> list[str]:
     lines += [
         f"to remove for good: {plural(len(plan.items), 'item')}, {plan.num_published:,} of them published, with "
         f"{plural(plan.num_vectors, 'vector')}",
-        f"{plural(len(plan.rewritten), 'part file')} written anew without them, {size_text(plan.bytes_rewritten)}; "
+        f"{plural(len(plan.rewritten), 'part file')} rewritten without them, {size_text(plan.bytes_rewritten)}; "
         f"{plural(len(plan.deleted), 'file')} deleted (part files, journal entries, "
         f"{plural(len(plan.indexes), 'index version')}), {_describe_changes(plan)}",
         "versions that hold them and stay readable, without them: "
@@ -204,7 +204,7 @@ def _describe_purge(files: StoreFiles, done: "Purge") -> list[RenderableType]:
     plan, scan = done.plan, done.scan
     lines = [
         f"of {plural(len(plan.items), 'item')}, {plan.num_published:,} had been published, with "
-        f"{plural(plan.num_vectors, 'vector')}; {plural(len(plan.rewritten), 'part file')} written anew "
+        f"{plural(plan.num_vectors, 'vector')}; {plural(len(plan.rewritten), 'part file')} rewritten "
         f"({size_text(plan.bytes_rewritten)}), {plural(len(plan.deleted), 'file')} deleted, {_describe_changes(plan)}",
         f"searched {plural(scan.num_files, 'file')} ({scan.num_parquet:,} Parquet, {size_text(scan.size_bytes)} in "
         "all): none holds or names them",

@@ -90,7 +90,7 @@ def node_types(nodes: Iterable[NodeHardware], type_label: str) -> tuple[NodeType
 
 
 def _check_cpus(groups: Sequence[Sequence[NodeHardware]], type_label: str) -> None:
-    """Raise `ConfigError` if nodes without GPUs differ in speed and one lacks the label that tells them apart."""
+    """Raise `ConfigError` if nodes without GPUs differ in speed and one lacks the label that distinguishes them."""
     nodes = [facts for group in groups for facts in group]
     label = "type" if type_label.startswith(RAY_PREFIX) else type_label  # nobody but Ray may set Ray's labels
     for facts, other in product((facts for facts in nodes if not facts.node.device_type), nodes):

@@ -32,7 +32,7 @@ BAR = 24  # width of the bar of a stage that is always busy
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """Options that say for which devices a plan is made, from which costs, and what is told about it."""
+    """Options that say for which devices a plan is made, from which costs, and what is shown of it."""
 
     devices: Annotated[str | None, typer.Option(help="A fleet, as 2xA100:80GB, 4xT4@0.5, 8xCPU.")] = None
     cluster: Annotated[bool, typer.Option("--cluster", help="For a Ray cluster; measures on each type of node.")] = (

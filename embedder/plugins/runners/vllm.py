@@ -23,7 +23,7 @@ from shards.model_config import CONFIG_FILE
 class VllmServable(Servable):
     """Language model of vLLM: writes a text for each row, or pools a vector of it. Weights are safetensors.
 
-    Each request is sampled with the same seed, so that a row's text does not depend on the rows beside it.
+    Each request is sampled with the same seed, so that a row's text does not depend on the rows next to it.
     """
 
     kind: Literal["vllm"] = "vllm"
@@ -66,7 +66,7 @@ class VllmServable(Servable):
         if self.takes == "text" and self.image_of:
             raise ValueError('image_of is set, and takes is "text"; write takes = "both"')
         if self.allow_pickle:
-            raise ValueError("allow_pickle is true; the kind vllm loads safetensors alone, leave it out")
+            raise ValueError("allow_pickle is true; the kind vllm loads only safetensors, leave it out")
         return self
 
     def input_columns(self) -> Mapping[str, InputColumn]:

@@ -90,7 +90,7 @@ class Query(Example):
         alias="not",
         max_length=MAX_EXAMPLES,
         fail_fast=True,
-        description="examples to stay away from: hits like them come later, and they themselves are none",
+        description="examples to stay away from: hits like them come later, and they themselves are no hits",
     )
 
     @property
@@ -121,7 +121,7 @@ class SearchRequest(Strict):
     rerank: int | None = _option("rerank", le=MAX_K)
     rerank_timeout_s: float = _option("rerank_timeout_s")
     cursor: str | None = Field(
-        None, max_length=MAX_CURSOR_CHARACTERS, description="of the answer before, to go on from its last hit"
+        None, max_length=MAX_CURSOR_CHARACTERS, description="of the answer before, to continue from its last hit"
     )
     version: str | None = Field(None, max_length=300, description="publication to ask instead of the newest")
     model: str | None = Field(None, max_length=64, description="further model whose vectors are searched, by its name")
@@ -352,7 +352,7 @@ class ModelAnswer(BaseModel):
     model: str = Field(description="fingerprint of the model")
     has_vectors: bool = Field(description="whether it can be searched")
     searched: str
-    columns: dict[str, str] = Field(description="types of the columns NAME.COLUMN that it gives beside vectors")
+    columns: dict[str, str] = Field(description="types of the columns NAME.COLUMN that it gives in addition to vectors")
 
 
 class StatusAnswer(BaseModel):

@@ -81,5 +81,5 @@ def _name(item_id: str, segment: int) -> bytes:
 
 def _refusal(what: str) -> RequestError:
     return RequestError(
-        422, "body.cursor", what, "the cursor of an answer, with the query and options of that answer", "search anew"
+        422, "body.cursor", what, "the cursor of an answer, with the query and options of that answer", "search again"
     )

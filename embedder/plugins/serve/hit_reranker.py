@@ -1,4 +1,4 @@
-"""Re-ranker of a service: loaded once, asked in a thread of its own, and only for as long as searches may wait."""
+"""Re-ranker of a service: loaded once, asked in its own thread, and only for as long as searches may wait."""
 
 import logging
 import time
@@ -119,6 +119,6 @@ def _note_failures(found: Iterable[Pixels | ItemError], failures: list[ItemError
 
 
 def whole_address(reranker: str) -> str:
-    """Return a re-ranker's address for processes that run in other folders; ConfigError if it is none."""
+    """Return a re-ranker's address for processes that run in other folders; ConfigError if there is none."""
     YesNoReranker(reranker)
     return str(Path(reranker).resolve()) if Path(reranker).is_dir() else reranker

@@ -1,4 +1,4 @@
-"""Routes that tell about store and server: facets, rejects, status, versions, metrics, health."""
+"""Routes that describe store and server: facets, rejects, status, versions, metrics, health."""
 
 import time
 from collections import Counter
@@ -65,7 +65,7 @@ async def rejects(
 
 @router.get("/status", responses={200: {"model": StatusAnswer}, **errors_of(503)})
 async def status(request: Request) -> Response:
-    """Tell what is served: publication, model, index and limits."""
+    """Return what is served: publication, model, index and limits."""
     service: Service = request.app.state.service
     described = await service.lookups.run(_describe, service, service.publications.current)
     return Response(to_json(described, inf_nan_mode="null"), media_type=JSON_TYPE)
@@ -102,14 +102,14 @@ async def metrics(request: Request) -> Response:
 @router.get("/healthz")
 @router.head("/healthz", include_in_schema=False)
 async def healthz() -> dict[str, str]:
-    """Tell that the process answers."""
+    """Say that the process answers."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", responses=errors_of(503))
 @router.head("/readyz", include_in_schema=False)
 async def readyz(request: Request) -> Response:
-    """Tell whether requests should be sent here: not before the store is open, nor while no text can be encoded.
+    """Report whether requests should be sent here: not before the store is open, nor while no text can be encoded.
 
     Nor once the server drains. Where a text was encoded none is for this, until one fails.
     """

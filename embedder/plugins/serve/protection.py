@@ -215,7 +215,7 @@ class ProtectedApp:
         self._num_answering -= 1
 
     def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse names that are not ours: a foreign page whose name was bound to this address sends its own name."""
+        """Refuse names of other servers: a foreign page whose name was bound to this address sends its own name."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         try:
             name = urlsplit(f"//{host}").hostname or ""

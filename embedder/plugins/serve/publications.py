@@ -83,7 +83,7 @@ class Publications:
         return opened
 
     def forget(self, publication: ServedPublication) -> None:
-        """Open an earlier publication anew the next time, as its files can't be read."""
+        """Open an earlier publication again the next time, as its files can't be read."""
         with self._lock:
             self._earlier.pop(publication.run_id, None)
 

@@ -41,7 +41,7 @@ Made = TypeVar("Made")
 class Asked:
     """One query of a request; `options.k` is the hits of this page, and no options means only to encode the text.
 
-    `shown` is the query as the answer repeats it. `vector`, float32 (E,), is None for a text alone, which is
+    `shown` is the query as the answer repeats it. `vector`, float32 (E,), is None for a text by itself, which is
     encoded here, with `instruction`. `away`, float32 (N, E), are examples to stay away from, of which `not_texts` are
     texts; None for none. Texts are stripped. `seen` names the hits of earlier pages; `digest`, of query and options, is
     for the cursor, which names `max_depth` hits at most. A `sort` of None is best first.

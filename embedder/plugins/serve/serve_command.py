@@ -27,7 +27,7 @@ DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8765
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Options of the HTTP server: where it listens, whom it lets in, what it keeps and tells."""
+    """Options of the HTTP server: where it listens, whom it lets in, what it keeps and shows."""
 
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = DEFAULT_HOST
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = DEFAULT_PORT
@@ -37,7 +37,7 @@ class HttpOptions:
     )
     cache_dir: Annotated[Path | None, typer.Option(help="Folder of thumbnails; default: in the user's cache.")] = None
     cache_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of thumbnails on disk; 1 GiB.")] = None
-    show_uris: Annotated[bool, typer.Option("--show-uris", help="Tell clients where the items' files lie.")] = False
+    show_uris: Annotated[bool, typer.Option("--show-uris", help="Show clients where the items' files lie.")] = False
     allowed_hosts: Annotated[
         list[str] | None, typer.Option("--allowed-host", help="Name that clients call this server by; repeatable.")
     ] = None

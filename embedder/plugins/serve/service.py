@@ -92,7 +92,7 @@ class Service:
 
     `long_batcher` has the queries that take several times as long, so that the others in `batcher` don't wait for them.
     Conditions, look-ups, earlier publications (`versions`), files (`clips`), sheets and archives (`exports`) and
-    uploads have threads of their own. `is_ready` says whether requests should be sent here.
+    uploads have their own threads. `is_ready` says whether requests should be sent here.
     """
 
     def __init__(self, settings: ServeSettings) -> None:

@@ -274,7 +274,7 @@ def unreadable(item_id: str, error: ItemError) -> RequestError:
             "run `embedder refresh` for the store, or put the file back",
         )
     if error.error_type == MISSING_EXTRA:
-        rule, cure = "a format that the server's installation reads", "install the extra `formats` beside the server"
+        rule, cure = "a format that the server's installation reads", "install the extra `formats` next to the server"
         return RequestError(422, where, f"its file can't be decoded here ({error.error_type})", rule, cure)
     if isinstance(error, DecodeError):
         return RequestError(

@@ -109,9 +109,7 @@ def _concepts(listing: pa.Table, column: str) -> list[str]:
     if column == "item_id":
         return ids
     if column == "caption" and listing["caption_uri"].null_count < len(listing):
-        raise SourceError(
-            'concept "caption": some captions are files of their own; name a column, or leave `concept` out'
-        )
+        raise SourceError('concept "caption": some captions are separate files; name a column, or leave `concept` out')
     values = listing[column if column in OWN_COLUMNS else CARRIED + column]
     try:
         texts = pc.cast(values, pa.string()).to_pylist()

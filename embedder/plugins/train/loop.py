@@ -114,7 +114,7 @@ class Loop:
         if self.is_stopped() and not self._is_done():
             raise RunFailedError(
                 f"stopped on request after step {self.trainer.num_steps_done:,} of {self.config.train.num_steps:,}; "
-                f"models are in {self.outputs.root}, and the same command with --resume goes on"
+                f"models are in {self.outputs.root}, and the same command with --resume continues it"
             )
 
     def _is_done(self) -> bool:
@@ -142,7 +142,7 @@ class Loop:
                 )
             raise SourceError(
                 f"0 of {plural(len(self.prepared.train), 'item')} with both an image and a caption; name "
-                "`columns.caption` or `texts`, or put .txt files beside the images"
+                "`columns.caption` or `texts`, or put .txt files next to the images"
             )
 
     def _step(self, metrics: StepMetrics) -> None:

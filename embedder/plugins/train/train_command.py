@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="TOML file that describes the training.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in its `out`.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in its `out`.")] = False,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,6 +67,6 @@ def train_parts(report: "TrainReport") -> list[RenderableType]:
         lines.append(f"best at step {report.best['step']:,}: {describe(report.best)}")
     lines.append(f"model: {report.model}; the last one: {report.last}")
     if report.delta is not None:
-        lines.append(f"the trained layers alone: {report.delta}; a model of them, wherever the base is:")
+        lines.append(f"only the trained layers: {report.delta}; a model of them, wherever the base is:")
         lines.append(f"    embedder model apply-delta {report.base} {report.delta} --out DIR")
     return lines

@@ -115,7 +115,7 @@ class TrainConfig(ConfigSection):
     )
     texts: tuple[str, ...] = Field((), description="columns with further captions: a string, or a list of strings")
     tag_sets: tuple[str, ...] = Field((), description="columns with lists of tags; each list is one caption")
-    captions_per_picture: int = Field(1, ge=1, description="captions drawn for each image, anew in each epoch")
+    captions_per_picture: int = Field(1, ge=1, description="captions drawn for each image, again in each epoch")
     batch_size: int = Field(256, ge=2, description="images of a step")
     validation: ValidationConfig = ValidationConfig()
     train: TrainSettings = TrainSettings()
@@ -135,7 +135,7 @@ class TrainConfig(ConfigSection):
         None, ge=1, description="torch threads of each worker; none: all CPUs, or a worker's share of them"
     )
     cache_bytes: int = Field(
-        1 << 30, ge=0, description="decoded images kept in memory by one worker; several decode anew"
+        1 << 30, ge=0, description="decoded images kept in memory by one worker; several decode again"
     )
     log_every_steps: int = Field(10, ge=1, description="steps between two lines of metrics")
     checkpoint_every_s: float = Field(
@@ -167,7 +167,7 @@ class TrainConfig(ConfigSection):
     def _consistent(self) -> Self:
         if (self.model is None) == (self.architecture is None):
             raise ValueError(
-                "give `model` to go on from a model folder, or [architecture] to start afresh; one of the two"
+                "give `model` to continue from a model folder, or [architecture] to start afresh; one of the two"
             )
         if self.tokenizer is not None and self.architecture is None:
             raise ValueError("`tokenizer` goes with [architecture]; a model folder has its own")

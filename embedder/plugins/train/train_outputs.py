@@ -2,7 +2,7 @@
 
 model/            the best model by R@10 on held-out items, as a model folder, with its card
 last/             the model at the end, or where training was stopped
-delta/            with what = "layers": those layers alone, over the untouched base
+delta/            with what = "layers": only those layers, over the untouched base
 checkpoint.pt     everything that `--resume` needs
 metrics.jsonl     a line for each logged step and each measurement
 curves.png        the same as a plot, from time to time
@@ -74,7 +74,7 @@ class Outputs:
                     raise
                 raise RunFailedError(
                     f"out {self.root}: {error.filename or 'a file'} can't be written ({error.strerror}); free some "
-                    "space, and the same command with --resume goes on from the last checkpoint"
+                    "space, and the same command with --resume continues from the last checkpoint"
                 ) from None
 
     @contextmanager

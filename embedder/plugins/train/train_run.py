@@ -103,7 +103,7 @@ def _check_out(outputs: Outputs, resume: bool) -> None:
     if resume and not outputs.checkpoint.exists():
         raise ConfigError(f"out {outputs.root}: no checkpoint to resume; leave --resume out to begin")
     if not resume and outputs.checkpoint.exists():
-        raise ConfigError(f"out {outputs.root}: a run is there already; go on with --resume, or name another folder")
+        raise ConfigError(f"out {outputs.root}: a run is there already; continue with --resume, or name another folder")
 
 
 def _prepare(
@@ -204,7 +204,7 @@ def _tokenizer(config: TrainConfig, text_tower: TextTower, outputs: Outputs, ite
         captions = list(_captions(items, config))
         if not captions:
             raise SourceError(
-                "no item has a caption; name `columns.caption` or `texts`, or put .txt files beside images"
+                "no item has a caption; name `columns.caption` or `texts`, or put .txt files next to images"
             )
         text = train_tokenizer(captions, text_tower.num_vocabulary)
         if (found := len(parse_tokenizer(text, "captions").get_vocab())) > text_tower.num_vocabulary:

@@ -1,4 +1,4 @@
-"""One of several training workers: a replica of the trainer in a process of its own, with its share of the stream.
+"""One of several training workers: a replica of the trainer in its own process, with its share of the stream.
 
 Each reserves its resources; what all of them need together is checked before anything starts.
 `embedder.plugins.train.worker_group` starts them as Ray actors and calls their methods.

@@ -2,7 +2,7 @@
 
 Pixels go from decode tasks (CPU) through `streaming_split` to the workers; this process names the next batch, receives
 its metrics, and writes the files. Batches, order and captions are those of one worker. Not ray.train: its controller
-owns the loop, and brings checkpoints, reports and dependencies (pandas, tensorboardX) of its own.
+owns the loop, and brings its own checkpoints, reports and dependencies (pandas, tensorboardX).
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -150,7 +150,7 @@ class WorkerGroup:
                         f"{len(waiting)} of {plural(len(self.workers), 'training worker')} gave no answer for "
                         f"{duration_text(timeout_s)} after step {self.num_steps_done:,}: the cluster lacks CPUs or "
                         "GPUs for them, or decoding is stuck; the last checkpoint is whole, and the same command with "
-                        "--resume goes on (slow items need a larger no_progress_timeout_s)"
+                        "--resume continues (slow items need a larger no_progress_timeout_s)"
                     )
                 ray.get(done)
             return list(ray.get(asked))
@@ -176,5 +176,5 @@ class WorkerGroup:
         who = "the training worker" if num_workers == 1 else f"one of {num_workers} training workers"
         return RunFailedError(
             f"{who} died after step {self.num_steps_done:,} ({reason}); the last "
-            "checkpoint is whole, and the same command with --resume goes on, also with fewer num_workers"
+            "checkpoint is whole, and the same command with --resume continues it, also with fewer num_workers"
         )

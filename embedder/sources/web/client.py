@@ -158,8 +158,8 @@ class WebClient:
                 wait_s = min(FIRST_WAIT_S * 2 ** (tries - 1), MAX_WAIT_S) * random.uniform(0.5, 1.0)
                 wait_s = max(wait_s, error.wait_s)
                 if not error.transient or tries >= self.settings.max_tries or wait_s >= item.left_s:
-                    told = f"{error.message}, after {tries} tries" if tries > 1 else error.message
-                    raise FetchError(error.error_type, told, error.transient) from None
+                    message = f"{error.message}, after {tries} tries" if tries > 1 else error.message
+                    raise FetchError(error.error_type, message, error.transient) from None
                 stop.sleep(wait_s)
 
     def _follow(self, item: _WebItem, read: Read[T]) -> T:
@@ -316,15 +316,15 @@ def _refusal(response: Response, item: _WebItem) -> WebError:
         answer = f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
         answer = str(status)
-    told = f"{item.where}: the server answers {answer}"
+    message = f"{item.where}: the server answers {answer}"
     if status in BUSY:
         wait_s = retry_after_s(response)
         asked = "" if wait_s is None else f" and asks to wait {wait_s:g} s"
-        return WebError("ServerBusy", told + asked, True, wait_s or 0.0)
+        return WebError("ServerBusy", message + asked, True, wait_s or 0.0)
     if status in PASSING:
-        return WebError("ServerError", told, True)
+        return WebError("ServerError", message, True)
     error_type, cure = REFUSALS.get(status, ("RequestRefused", "check the address in a browser"))
-    return WebError(error_type, f"{told}; {cure}")
+    return WebError(error_type, f"{message}; {cure}")
 
 
 def _to_web_error(error: OSError | http.client.HTTPException, item: _WebItem) -> WebError:
@@ -345,8 +345,8 @@ def _to_web_error(error: OSError | http.client.HTTPException, item: _WebItem) ->
             found = ("NetworkError", f"{error.strerror or error}{_hint(settings)}", True)
         case _:
             found = ("BadAnswer", f"the answer is no HTTP ({type(error).__name__})", False)
-    error_type, told, transient = found
-    return WebError(error_type, f"{item.where}: {told}", transient)
+    error_type, message, transient = found
+    return WebError(error_type, f"{item.where}: {message}", transient)
 
 
 def _hint(settings: WebConfig) -> str:

@@ -27,7 +27,7 @@ class JournalEntry(Record):
     parts: tuple[PartFile, ...]
     num_items: int
     num_rejects: int
-    num_moves: int = Field(0, description="items that keep their rows, with a file of moves beside this one")
+    num_moves: int = Field(0, description="items that keep their rows, with a file of moves next to this one")
     trace: list[dict[str, Any]]
     taken_from: str | None = Field(None, description="run whose publication the rows were copied from")
 

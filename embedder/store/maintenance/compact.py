@@ -61,7 +61,7 @@ def plan_groups(parts: Iterable[PartFile], target: PartTarget) -> list[list[Part
     """Group files to merge: neighbours by name, so by age, each at most half the target.
 
     Larger files stay as they are, so that not every compaction rewrites a merged file; but one of whose rows many have
-    left is a group of its own.
+    left is its own group.
     """
     groups: list[list[PartFile]] = []
     folded: list[list[PartFile]] = []
@@ -128,7 +128,7 @@ def _choose_halves(files: StoreFiles, current: Current, vectors: VectorType | No
 
 
 class _Plan(NamedTuple):
-    """Part files to merge, by model and table, each group to one; of one file, to write it anew.
+    """Part files to merge, by model and table, each group to one; of one file, to rewrite it.
 
     `num_folded` files lose rows that have left, `num_renewed` get another layout.
     """

@@ -171,7 +171,7 @@ def _blocks(table: RecordTable, column: str) -> Iterator[Floats]:
 
 
 def _choose_queries(table: RecordTable, column: str) -> tuple[Floats, Floats | None]:
-    """Return captions from files across the table, with the vectors that are theirs; vectors alone without captions."""
+    """Return captions from files across the table, with their vectors; only vectors where there are no captions."""
     num = max(MIN_QUERIES, min(MAX_QUERIES, MAX_PRODUCTS // max(table.num_rows(), 1)))
     paths = table.paths()
     paths = paths[:: max(1, -(-len(paths) // NUM_FILES))]  # spread over the table

@@ -62,7 +62,7 @@ def _target(files: StoreFiles, current: Current, run_id: str | None) -> Publishe
     before = one_before(publications(files))
     if before is None:
         raise StoreError(
-            f"store {files.address}: nothing was published before {current.run_id}, as far as its records tell; "
+            f"store {files.address}: nothing was published before {current.run_id}, as far as its records say; "
             "there is nothing to go back to"
         )
     return before

@@ -1,6 +1,6 @@
 """Replacement of CURRENT.json, the last step of a publication; the run's record is written before it, store.json after.
 
-Rollback, compaction, purge and migration share more steps: a run of their own, one set of files per table, one swap.
+Rollback, compaction, purge and migration share more steps: their own run, one set of files per table, one swap.
 Each can be repeated after a crash: a table's commit is the difference between its newest version and the wanted files,
 so it also repairs what an unfinished operation left.
 """
@@ -235,7 +235,7 @@ def _count_models(files: StoreFiles, current: Current, last: Published | None) -
 def _count_since(files: StoreFiles, version: Current, last: Published | None) -> dict[str, int]:
     """Return a publication's row counts, derived from the last record by reading only the files that differ.
 
-    If as many files differ as there are, all are counted anew. `last` is that model's part of the record before, or
+    If as many files differ as there are, all are counted again. `last` is that model's part of the record before, or
     None.
     """
     if last is None:

@@ -29,7 +29,7 @@ RETIRED_FILE = "retired.parquet"
 MANY_IDS = 1 << 20
 """Number of items above which those that replace none are found first: each takes 80 bytes, or more with a long id."""
 MAX_MARKED = 0.5
-"""Share of a part file's rows that may have left before it is written anew: that writes no more than what left."""
+"""Share of a part file's rows that may have left before it is rewritten: that writes no more than what left."""
 ROWS_PER_MOVED = 10_000
 """Rows with new metadata in one part file; they are gathered from all that mark them."""
 
@@ -184,7 +184,7 @@ class _Change:
 def _replace_older(work: Publication, table: RecordTable) -> tuple[list[PartFile], list[str]]:
     """Return what replaces the files with older rows of the same items, and the paths of these.
 
-    Such a file is written anew with the rows that stay (copy on write), or it stays and the others are marked.
+    Such a file is rewritten with the rows that stay (copy on write), or it stays and the others are marked.
     """
     moves = work.moves if table.name == "embeddings" else MOVED.empty_table()
     leaving, moving = KnownIds(_leaving(work, table)), KnownIds(moves["item_id"])
@@ -256,7 +256,7 @@ def _rows_to_mark(table: RecordTable, change: _Change) -> Rows:
 
 
 def _count_marked_nulls(table: RecordTable, part: PartFile, rows: Rows) -> dict[str, int]:
-    """Count the rows without a vector among those that have left, by column, where the statistics don't tell."""
+    """Count the rows without a vector among those that have left, by column, where the statistics don't say."""
     counts = part.null_counts
     unsure = [name for name in VECTOR_COLUMNS if 0 < counts.get(name, 0) < part.num_stored]
     stored = table.read_stored(part.path, unsure).take(pa.array(rows)) if unsure else pa.table({})

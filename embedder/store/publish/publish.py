@@ -198,7 +198,7 @@ def _carry_out(
 
 
 def _record_model(view: StoreFiles, info: StoreInfo) -> None:
-    """Note a further model in its store.json, which alone knows whose vectors are rounded."""
+    """Note a further model in its store.json, as only that says whose vectors are rounded."""
     swap_record(
         view,
         STORE_FILE,

@@ -98,7 +98,7 @@ class QueryTowers:
                     fetched.unlink()
         raise StoreError(
             f"{uri}: it is missing, or not of the {plural(expected.size_bytes, 'byte')} and hash that the manifest "
-            f"beside it names; write it again with `embedder export-query-towers --force {self.files.option}`"
+            f"next to it names; write it again with `embedder export-query-towers --force {self.files.option}`"
         )
 
 

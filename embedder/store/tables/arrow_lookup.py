@@ -20,7 +20,7 @@ FEW_IDS = 10_000  # a set of these is made within a millisecond
 
 
 class KnownIds:
-    """Ids to find in one part file after another, each at a cost of its own rows only; thread-safe."""
+    """Ids to find in one part file after another, each at the cost of only its rows; thread-safe."""
 
     def __init__(self, ids: pa.ChunkedArray) -> None:
         self.ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids

@@ -259,7 +259,7 @@ def encode_z85(data: bytes) -> str:
 
 
 def decode_z85(text: str) -> bytes:
-    """Return the bytes of Z85; ValueError if it is none."""
+    """Return the bytes of Z85; ValueError if it is no Z85."""
     digits = _VALUES[np.frombuffer(text.encode(), np.uint8)]
     if len(digits) % 5 or (digits > 84).any():
         raise ValueError("no Z85")

@@ -20,7 +20,7 @@ MISMATCHES = pa.schema(
         "item_id": pa.string(),
         "state": pa.string(),  # of its record; null if it has none
         "num_records": pa.int64(),  # rows of items
-        "num_told": pa.int64(),  # number of vectors by its record; null: unknown
+        "num_expected": pa.int64(),  # number of vectors by its record; null: unknown
         "num_rows": pa.int64(),  # rows of embeddings
         "num_segments": pa.int64(),  # distinct ones of these
     }
@@ -38,7 +38,7 @@ def mismatches(items: HashedRows, rows: HashedRows) -> Iterator[pa.Table]:
 def compare(items: pa.Table, rows: pa.Table) -> pa.Table:
     """Compare records of items (`RECORD_KEYS`) with rows of embeddings (`ROW_KEYS`); `MISMATCHES`, ordered by id."""
     records = items.group_by("item_id").aggregate([([], "count_all"), ("state", "min"), ("num_vectors", "max")])
-    records = records.rename_columns(["item_id", "num_records", "state", "num_told"])
+    records = records.rename_columns(["item_id", "num_records", "state", "num_expected"])
     count = pc.CountOptions(mode="all")
     held = rows.group_by("item_id").aggregate([([], "count_all"), ("segment", "count_distinct", count)])
     held = held.rename_columns(["item_id", "num_rows", "num_segments"])
@@ -47,8 +47,8 @@ def compare(items: pa.Table, rows: pa.Table) -> pa.Table:
         both = replace_column(both, name, pc.fill_null(both[name], 0))
     # A record of an older format may not say how many vectors there are.
     is_embedded = pc.fill_null(pc.equal(both["state"], "embedded"), False)
-    told = pc.coalesce(both["num_told"], pc.if_else(is_embedded, 1, both["num_rows"]))
-    is_told = pc.is_valid(both["num_told"])
-    has_all = pc.if_else(is_told, pc.equal(both["num_rows"], told), pc.greater_equal(both["num_rows"], told))
+    expected = pc.coalesce(both["num_expected"], pc.if_else(is_embedded, 1, both["num_rows"]))
+    is_known = pc.is_valid(both["num_expected"])
+    has_all = pc.if_else(is_known, pc.equal(both["num_rows"], expected), pc.greater_equal(both["num_rows"], expected))
     is_once = pc.and_(pc.equal(both["num_records"], 1), pc.equal(both["num_rows"], both["num_segments"]))
     return both.filter(pc.invert(pc.and_(is_once, has_all))).sort_by("item_id")

@@ -15,7 +15,7 @@ _FILE = re.compile(rf"{ROWS_FOLDER}/(?P<name>\d{{6,}}-\d{{6,}}-\d{{6,}})[^/]*/.+
 
 
 def rows_path(version: Current, others: str = "") -> str:
-    """Return the folder of a model's row files; `others` tells the columns of other models in them, if any."""
+    """Return the folder of a model's row files; `others` names the columns of other models in them, if any."""
     return f"{ROWS_FOLDER}/{_name(version)}" + (f"-{others}" if others else "")
 
 

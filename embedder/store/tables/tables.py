@@ -140,9 +140,9 @@ class RecordTable:
         blocks = self.files.each(read, range(len(paths)), VECTOR_FILES_AT_ONCE)
         widths = {block.values.shape[1]: path for path, block in zip(paths, blocks, strict=True) if len(block.values)}
         if len(widths) > 1:
-            told = ", ".join(f"{width} in {self.name}/{path}" for width, path in sorted(widths.items()))
+            found = ", ".join(f"{width} in {self.name}/{path}" for width, path in sorted(widths.items()))
             raise StoreError(
-                f"store {self.files.address}: its vectors have different lengths: {told}; delete the items of one of "
+                f"store {self.files.address}: its vectors have different lengths: {found}; delete the items of one of "
                 "them, and embed them again"
             )
         present = np.concatenate([np.zeros(0, np.bool_), *(block.present for block in blocks)])

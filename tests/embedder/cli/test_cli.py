@@ -124,8 +124,8 @@ def test_doctor_says_which_package_is_too_old_or_missing_with_the_cure_and_fails
     assert sorted(ended.found["problems"]) == [
         "psutil is missing: embedder needs psutil>=6.0; pip install 'psutil>=6.0'",
         "ray 2.52.1.dev0: embedder[embed] needs ray>=2.52.1; pip install 'ray>=2.52.1'",
-        "torch 2.7.1: embedder[embed] needs torch>=2.8; start from an image or a module with torch>=2.8, or in an "
-        "environment of its own: pip install 'torch>=2.8'",
+        "torch 2.7.1: embedder[embed] needs torch>=2.8; start from an image or a module with torch>=2.8, or in "
+        "its own environment: pip install 'torch>=2.8'",
     ]
 
 

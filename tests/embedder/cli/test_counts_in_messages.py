@@ -56,7 +56,7 @@ def test_what_commands_on_a_store_say(embedded):
         ("refresh", config): f"nothing to do: 0 new or changed, {number + 1} items unchanged; ",
         ("refresh", config, "--dry-run"): "0 items now, 0 left for later; at most 0 bytes of part files rewritten; ",
         ("vacuum", "--store", store, "--dry-run"): "1 publication stays readable: ",
-        ("compact", "--store", store): "items: 1 part file -> 1, 0 bytes written anew",
+        ("compact", "--store", store): "items: 1 part file -> 1, 0 bytes rewritten",
         ("index", "build", "--store", store, "--kind", "flat"): f"Flat, {vectors} x ",
         ("report", "--store", store): f"{items} embedded, 1 rejected; ",
         ("evaluate", "--store", store): f"{'1 query' if number == 1 else '2 queries'} (",

@@ -57,7 +57,7 @@ def test_both_names_of_the_option_are_refused(checkpoints, tmp_path):
     texts = [argument for option in ("--text", "--albert") for argument in (option, checkpoints / "bert")]
     ended = run_here("model", "import", checkpoints / "vit", *texts, "--out", tmp_path / "out")
     assert ended.code == 2
-    assert "--albert is the old name of --text; give --text alone" in ended.stderr
+    assert "--albert is the old name of --text; give only --text" in ended.stderr
 
 
 def refused(*arguments, out):
@@ -78,7 +78,7 @@ def refused(*arguments, out):
         ("bert", "hf-vit", "this is the text tower, and .* the one for images; change their places"),
         ("bert", "bert", "this is a text tower; SRC of an import with --text is a vision tower that timm saved"),
         ("vit", "hf-vit", "hf-vit: --text takes a text tower, and this is one for images"),
-        ("vit", "clip", "clip: --text takes a text tower alone, and this model has two"),
+        ("vit", "clip", "clip: --text takes only a text tower, and this model has two"),
     ],
 )  # fmt: skip
 def test_a_tower_on_the_wrong_side_gets_its_own_hint(checkpoints, tmp_path, source, text, hint):
@@ -89,9 +89,9 @@ def test_a_tower_on_the_wrong_side_gets_its_own_hint(checkpoints, tmp_path, sour
 @pytest.mark.parametrize(
     ("source", "trained", "notes"),
     [
-        ("vit", False, ["its vision tower has random weights", "it has a vision tower alone: .*--text DIR joins"]),
-        ("hf-vit", True, ["it has a vision tower alone"]),
-        ("bert", True, ["it has a text tower alone"]),
+        ("vit", False, ["its vision tower has random weights", "it has only a vision tower: .*--text DIR joins"]),
+        ("hf-vit", True, ["it has only a vision tower"]),
+        ("bert", True, ["it has only a text tower"]),
         ("clip", True, []),
     ],
 )  # fmt: skip
@@ -133,7 +133,7 @@ def test_a_state_dict_is_called_so_and_its_library_named(tmp_path, library, pref
     cure = CURES[library]
     if prefix:
         cure = cure.replace("a\\.b, c", "module.a.b, module.c")
-        cure = cure.replace("put it", "put its state dict alone without 'module.' before its names")
+        cure = cure.replace("put it", "put only its state dict without 'module.' before its names")
     assert re.search(cure, line)
     assert re.search("no config.json: this is a state dict", refused(tmp_path, out=tmp_path / "out"))
     assert "this is a state dict" in refused(path, "--text", tmp_path, out=tmp_path / "out")

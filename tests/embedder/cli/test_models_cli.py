@@ -41,23 +41,23 @@ def test_search_by_a_further_model_and_with_a_condition_over_another_ones_column
 @pytest.mark.parametrize("command", ["search", "evaluate", "index build", "index status", "rejects"])
 def test_an_unknown_model_is_one_line_that_names_those_there_are(files, query, run_embedder, command):
     more = ("--vector", query) if command == "search" else ()
-    code, _, told = run_embedder(*command.split(), "--store", files.address, "--model", "clp", *more)
-    assert (code, told.count("\n")) == (2, 1)
-    assert "no model 'clp' is published in it; it has main, clip, labels" in told
+    code, _, message = run_embedder(*command.split(), "--store", files.address, "--model", "clp", *more)
+    assert (code, message.count("\n")) == (2, 1)
+    assert "no model 'clp' is published in it; it has main, clip, labels" in message
 
 
 @pytest.mark.parametrize("command", ["search", "evaluate", "index build"])
 def test_a_model_without_vectors_is_refused_in_one_line_that_says_what_it_gives(files, query, run_embedder, command):
     more = ("--vector", query) if command == "search" else ()
-    code, _, told = run_embedder(*command.split(), "--store", files.address, "--model", "labels", *more)
-    assert (code, told.count("\n")) == (2, 1)
-    assert "model labels has no vectors to compare, it gives labels.top (string)" in told
+    code, _, message = run_embedder(*command.split(), "--store", files.address, "--model", "labels", *more)
+    assert (code, message.count("\n")) == (2, 1)
+    assert "model labels has no vectors to compare, it gives labels.top (string)" in message
 
 
 def test_an_index_of_a_further_model_is_built_listed_updated_and_gone_back_from(files, query, run_embedder):
     of_clip = ("--store", files.address, "--model", "clip")
-    code, built, told = run_embedder("index", "build", *of_clip, "--json")
-    assert (code, built["index"], built["num_vectors"]) == (0, 1, 3), told
+    code, built, message = run_embedder("index", "build", *of_clip, "--json")
+    assert (code, built["index"], built["num_vectors"]) == (0, 1, 3), message
     assert read_current(files).index is None, "the main model's"
     assert run_embedder("index", "build", *of_clip)[0] == 0
     _, listed, _ = run_embedder("index", "status", *of_clip, "--json")

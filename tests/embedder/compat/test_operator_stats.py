@@ -1,4 +1,4 @@
-"""Names of a run's operators, by which the display and the report tell stages from further models."""
+"""Names of a run's operators, by which the display and the report distinguish stages from further models."""
 
 from embedder.compat.operator_readings import _names
 

@@ -1,4 +1,4 @@
-"""The effective configuration: loaded again it is the same, and each value's origin is told."""
+"""The effective configuration: loaded again it is the same, and each value's origin is shown."""
 
 import tomllib
 

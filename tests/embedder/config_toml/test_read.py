@@ -38,7 +38,7 @@ NO_TOML = {
     b'path = "C:\\photos"': "write a text with backslashes in single quotes ('C:\\photos')",
     b'store = "x': ", line 1: this is no TOML (unterminated string); write a quote at the end of the text",
     b"my key = 1": ", line 1, column 4: this is no TOML (expected '=' after a key in a key/value pair); write",
-    b'model = "a", store = "b"': "each key has a line of its own",
+    b'model = "a", store = "b"': "each key has its own line",
     b"timeout_s = 5m": ", line 1, column 14: this is no TOML (expected newline or end of document after a statement)",
     b'texts = ["a" "b"]': "write ] at the end of the list, and commas between its items",
     b"[decode\na = 1": ", line 1, column 8: this is no TOML (expected ']' at the end of a table declaration); write",

@@ -77,11 +77,11 @@ def test_the_effective_configuration_has_the_keys_of_each_kind(tmp_path):
         ('[[model]]\nuri = "towers"\ntop_k = 2\n', "the first [[model]] has top_k"),
         (
             '[[model]]\nuri = "towers"\n[[model]]\nname = "a"\nuri = "b"\nkind = "onnx"\nplan = "p.json"\n',
-            'model "a": plan = .*p.json: of the kind towers alone; onnx',
+            'model "a": plan = .*p.json: only of the kind towers; onnx',
         ),
         (
             '[[model]]\nuri = "towers"\n[[model]]\nname = "a"\nuri = "b"\nkind = "onnx"\nstages = 2\n',
-            'model "a": stages = 2: of the kind towers alone; onnx runs whole',
+            'model "a": stages = 2: only of the kind towers; onnx runs whole',
         ),
         ('num_stages = 3\n[[model]]\nuri = "towers"\nstages = 2\n', "both say how it is cut"),
         ('plan = "a.json"\n[[model]]\nuri = "towers"\nplan = "b.json"\n', "both say how it is cut"),
@@ -140,7 +140,7 @@ def test_a_steps_file_follows_the_configuration_and_a_module_stays(tmp_path, mon
         (STEP + 'optional = ["image"]', "'image' stands twice"),
         (STEP + 'outputs = { size = "int16" }', "int32, int64"),
         (STEP + 'outputs = { "a b" = "int32" }', "a b"),
-        (STEP + 'outputs = { box = "region" }', "is the output region alone"),
+        (STEP + 'outputs = { box = "region" }', "is only the output region"),
         (STEP + 'outputs = { region = "string" }', "region is of the type region"),
         (STEP.replace('"image"', '"caption"') + 'outputs = { region = "region" }', "add the input image"),
         (STEP + 'where = "before_write"\none_to_many = true', "write after_decode"),

@@ -94,7 +94,7 @@ def encoders(folder, store):
 
 
 def check_texts(by_torch, by_onnx, texts):
-    """Check that both give the same vectors, of each text alone and of batches."""
+    """Check that both give the same vectors, of single texts and of batches."""
     expected = by_torch.encode_text(texts)
     assert np.abs(expected[1:] - expected[0]).max(1).min() > 1e-3, "texts that differ must matter"
     for text, vector in zip(texts, expected, strict=True):
@@ -107,7 +107,7 @@ def check_texts(by_torch, by_onnx, texts):
 
 
 def check_images(by_torch, by_onnx):
-    """Check that both give the same vectors of images of many proportions, alone and in batches."""
+    """Check that both give the same vectors of images of many proportions, one by one and in batches."""
     images = [png(size, seed) for seed, size in enumerate(SIZES)]
     for size in BATCHES:
         repeated = [images[number % len(images)] for number in range(size)]

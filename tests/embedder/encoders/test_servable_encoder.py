@@ -102,8 +102,8 @@ def test_a_servable_that_has_changed_since_does_not_encode_queries(colours, code
 
 
 RULE = (
-    "which would run code that the store names; a store is data, of which readers take the kinds towers and onnx "
-    "alone; give the configuration that has this [[model]] (--config FILE), or run the store's code, if you trust "
+    "which would run code that the store names; a store is data, of which readers take only the kinds towers "
+    "and onnx; give the configuration that has this [[model]] (--config FILE), or run the store's code, if you trust "
     "whoever wrote it (--allow-store-code)"
 )
 
@@ -135,7 +135,7 @@ def test_another_interpreter_is_code_of_whatever_kind_the_model_is(colours, tmp_
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     program.chmod(0o755)
     info = colours.model_copy(update={"servable": {"kind": "onnx", "uri": "m.onnx", "python": str(program)}})
-    with pytest.raises(StoreError, match=r"of the kind onnx in an interpreter of its own, which would run code"):
+    with pytest.raises(StoreError, match=r"of the kind onnx in its own interpreter, which would run code"):
         open_servable_encoder(info, "tags").encode_text(["a"])
     assert not (tmp_path / "ran").exists()
 

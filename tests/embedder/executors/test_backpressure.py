@@ -113,7 +113,7 @@ def test_a_full_disk_below_the_object_store_is_one_line_and_the_same_command_goe
     found = figures_of(wide, tmp_path, 0.3, 70, num_items=0)
     assert found["failure"].startswith("node ") and "\n" not in found["failure"]
     assert "the disk that it spills to are full; make room" in found["failure"]
-    assert "the same command goes on" in found["failure"]
+    assert "the same command continues" in found["failure"]
 
 
 def part_of_best_rate(num_rows, num_blocks, bytes_handed_on, row_s=ROW_S, calls_at_once=1, store_bytes=None):

@@ -85,7 +85,7 @@ def test_a_job_waits_for_what_another_holds_but_no_longer_than_it_may(two_nodes,
         assert not (tmp_path / "impatient" / "CURRENT.json").exists()
         patient = start(two_nodes, source, tiny_model, tmp_path / "patient", *ON_ALL_GPUS)
         seen = iter(patient.stderr.readline, "")
-        assert any(line.startswith("waiting for 4 x GPU and ") for line in seen), "told before it gets them"
+        assert any(line.startswith("waiting for 4 x GPU and ") for line in seen), "reported before it gets them"
         other.communicate("", timeout=60)
     ended(patient)
     assert num_rows(tmp_path / "patient") == 10

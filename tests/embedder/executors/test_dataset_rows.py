@@ -21,5 +21,5 @@ COLUMNS = DatasetColumns(None, "image", None, None, (), "", "/data")
 def test_an_id_that_is_an_address_is_that_of_a_table_and_has_no_secrets(address, item_id):
     signed = [address.format(secret) for secret in ("5ecret1", "5ecret2")]
     listed = list_block(pa.table({"image": signed}), COLUMNS)
-    assert listed["item_id"].to_pylist() == [item_id] * 2, "signed anew, it is the same item"
+    assert listed["item_id"].to_pylist() == [item_id] * 2, "signed again, it is the same item"
     assert listed["uri"].to_pylist() == [each if "://" in each else f"/data/{each}" for each in signed]

@@ -1,4 +1,4 @@
-"""A stage that can't keep up gets more replicas while the run goes on, on a real Ray with two CPUs."""
+"""A stage that can't keep up gets more replicas during the run, on a real Ray with two CPUs."""
 
 import pytest
 import samples

@@ -50,7 +50,7 @@ def watched(head):
 
 @pytest.fixture
 def head(monkeypatch):
-    for name, seconds in (("INTERVAL_S", 0.05), ("TOLD_AFTER_S", 0.2), ("LOST_AFTER_S", 0.6), ("AGAIN_S", 0.2)):
+    for name, seconds in (("INTERVAL_S", 0.05), ("REPORTED_AFTER_S", 0.2), ("LOST_AFTER_S", 0.6), ("AGAIN_S", 0.2)):
         monkeypatch.setattr(head_watch, name, seconds)
     head = Head()
     yield head
@@ -135,11 +135,11 @@ def test_a_process_that_no_signal_interrupts_is_ended_with_the_reason():
     done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("embedder: the head of the cluster, 127.0.0.1:9, has not answered")
-    assert f"embedder: {done.stdout}" == done.stderr, "the caller was told before the end"
+    assert f"embedder: {done.stdout}" == done.stderr, "the caller was informed before the end"
 
 
 def test_in_another_thread_the_loss_is_told(head, said):
-    """Python takes signals in the main thread alone."""
+    """Python takes signals only in the main thread."""
     ended = []
 
     def run():

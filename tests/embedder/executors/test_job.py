@@ -68,7 +68,7 @@ def test_a_batch_size_of_the_users_own_stays_and_the_line_says_what_it_costs(pla
 
 @pytest.fixture
 def beside_actors(make_run, tmp_path, monkeypatch):
-    """Decide a run of a large model beside actors of further models, for nodes."""
+    """Decide a run of a large model next to actors of further models, for nodes."""
 
     def decide(actors, *nodes):
         config = make_run(samples.folder(tmp_path / "in"), num_stages=3, device="auto")

@@ -1,4 +1,4 @@
-"""What goes wrong inside Ray's processes is told as if it had gone wrong here."""
+"""What goes wrong inside Ray's processes is reported as if it had gone wrong here."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ def test_a_process_that_ray_gives_up_ends_the_run_in_one_line(ray_cluster):
 
     error = failure_of(lambda: ray_cluster.get(dies.remote()))
     assert type(error) is RunFailedError
-    assert "WorkerCrashedError" in str(error) and "the same command goes on" in str(error)
+    assert "WorkerCrashedError" in str(error) and "the same command continues" in str(error)
     assert "\n" not in str(error)
 
 

@@ -148,7 +148,7 @@ def test_a_signal_while_weights_are_loaded_ends_the_command_there(make_run, tmp_
     config = make_run(samples.folder(tmp_path / "in"))
     once(monkeypatch, TowerStage, "_load", lambda: press(number))
     ended = run_here(*arguments(config))
-    assert_one_line(ended, number, "what is finished is kept, and the same command goes on")
+    assert_one_line(ended, number, "what is finished is kept, and the same command continues")
     line = json.loads((Path(config.store) / "runs.jsonl").read_text().splitlines()[-1])
     assert (line["exit_code"], line["published"]) == (128 + number, False)
     monkeypatch.undo()

@@ -22,7 +22,7 @@ def computed(monkeypatch):
     original = TowerStage.process
 
     def process(stage, table):
-        if "modality" in table.schema.names:  # a further model's tables have inputs alone
+        if "modality" in table.schema.names:  # a further model's tables have only inputs
             ids.extend(table.filter(pc.is_valid(table["modality"]))["item_id"].to_pylist())
         return original(stage, table)
 

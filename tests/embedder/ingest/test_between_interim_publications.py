@@ -119,7 +119,7 @@ def test_what_a_guard_refuses_waits_and_the_end_is_refused_too(config, source, k
         (source / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken%d" % number)
     with caplog.at_level("WARNING"):
         killed(embed, config, 10, until=lambda: "guard rejects: 2 of 10" in caplog.text)
-    assert "the run goes on" in caplog.text
+    assert "the run continues" in caplog.text
     assert read_current(StoreFiles(config.store)) is None
     with pytest.raises(RunFailedError, match=r"guard rejects: 2 of 10 .*; nothing is published"):
         embed(config)

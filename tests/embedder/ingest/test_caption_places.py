@@ -155,7 +155,7 @@ def test_keywords_are_a_column_of_lists(make_run, photos, tmp_path):
     (photos / "plain.jpg.xmp").write_bytes((FILES / "sidecar.xmp").read_bytes())
     (photos / "keywords.xmp").write_bytes((FILES / "sidecar.xmp").read_bytes())
     config = make_run(photos, captions={"from": ["xmp"]})
-    line = "described by files beside them (`[captions] from`): 2 xmp"
+    line = "described by files next to them (`[captions] from`): 2 xmp"
     assert forecast(config, IngestOptions(kind="embed")).left_out == (line,)
     _, rows = embedded(config)
     found = {key[0]: row["keywords"] for key, row in rows.items() if row["keywords"]}

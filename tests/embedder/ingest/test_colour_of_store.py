@@ -1,4 +1,4 @@
-"""How numbers of pixels are read in a store: recorded when it is made, and kept by whoever goes on or searches."""
+"""How numbers of pixels are read in a store: recorded when it is made, and kept by whoever continues or searches."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Compute dtype of stores: chosen once by the devices, recorded, and kept by whoever goes on."""
+"""Compute dtype of stores: chosen once by the devices, recorded, and kept by whoever continues."""
 
 import json
 import logging
@@ -40,8 +40,8 @@ def test_a_new_store_on_cpus_is_of_float32_to_the_bit(make_run, tmp_path, caplog
     assert config.dtype == "auto"
     _, rows = embedded(config)
     assert recorded(config) == ("float32", "float32")
-    told = [line for line in caplog.messages if line.startswith("dtype ")]
-    assert told == ['dtype float32 (dtype = "auto"): the stages compute on CPUs']
+    lines = [line for line in caplog.messages if line.startswith("dtype ")]
+    assert lines == ['dtype float32 (dtype = "auto"): the stages compute on CPUs']
     _, named = embedded(make_run(source, store=str(tmp_path / "named"), dtype="float32"))
     for key, row in named.items():
         assert all(row[name] == rows[key][name] for name in ("image_embedding", "text_embedding"))

@@ -172,7 +172,7 @@ def test_a_store_in_the_very_folder_of_its_source_is_refused_and_nothing_is_writ
     (tmp_path / "link").symlink_to(source)
     before = sorted(source.rglob("*"))
     for store in (source, tmp_path / "link", source / "pictures" / ".."):
-        cure = f"this is the source.*put the store beside it, such as {os.path.normpath(store)}-store$"
+        cure = f"this is the source.*put the store next to it, such as {os.path.normpath(store)}-store$"
         with pytest.raises(ConfigError, match=cure):
             embed(make_run(source, store=str(store)))
     assert sorted(source.rglob("*")) == before

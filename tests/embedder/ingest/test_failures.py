@@ -46,7 +46,7 @@ from embedder.errors import EmbedderError, RunFailedError
 
 config = load_config(overrides=json.loads(sys.argv[1]))
 store = Path(config.store)
-told = []
+messages = []
 
 def mount(options):
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", store], check=True)
@@ -55,7 +55,7 @@ def attempt():
     try:
         tests.refreshed(config)
     except (EmbedderError, RunFailedError) as error:
-        told.append(f"{type(error).__name__}: {error}")
+        messages.append(f"{type(error).__name__}: {error}")
         return False
     return True
 """
@@ -98,14 +98,14 @@ while not attempt():
     mount(f"remount,size={size}k")
 names = ("image_embedding", "text_embedding", "content_version")
 rows = {key[0]: {name: row[name] for name in names} for key, row in tests.rows_of(config).items()}
-print(json.dumps({"told": told, "rows": rows, "runs": len([path for path in (store / "runs").iterdir()])}))
+print(json.dumps({"messages": messages, "rows": rows, "runs": len([path for path in (store / "runs").iterdir()])}))
 """,
     )
-    assert len(found["told"]) >= 4
-    for message in found["told"]:
+    assert len(found["messages"]) >= 4
+    for message in found["messages"]:
         assert message.startswith(("StoreError: store ", "StoreUnwritableError: store ")), message
         assert "free some space" in message
-    assert found["runs"] == 1, "the same run went on each time"
+    assert found["runs"] == 1, "the same run continued each time"
     _, undisturbed = embedded(make_run(source, store=str(tmp_path / "undisturbed")))
     rows = {(item_id, 0): row for item_id, row in found["rows"].items()}
     assert_same_vectors(rows, undisturbed, same=["content_version"])
@@ -135,11 +135,11 @@ for spare in range(8192, 400_000, 16384):
     assert tests.rows_of(config) in (before,), "the old state is served"
 after = tests.rows_of(config)
 changed = [key[0] for key, row in after.items() if row["image_embedding"] != before[key]["image_embedding"]]
-print(json.dumps({"told": told, "failures": failures, "changed": sorted(changed)}))
+print(json.dumps({"messages": messages, "failures": failures, "changed": sorted(changed)}))
 """,
     )
     assert found["failures"] >= 2
-    assert all("free some space" in message for message in found["told"]), found["told"]
+    assert all("free some space" in message for message in found["messages"]), found["messages"]
     assert found["changed"] == [f"pictures/{number:04d}.png" for number in range(8)]
 
 
@@ -159,10 +159,10 @@ assert not attempt()
 assert tests.rows_of(config) == before
 mount("remount,rw")
 assert attempt()
-print(json.dumps({"told": told, "num_more": len(tests.rows_of(config)) - len(before)}))
+print(json.dumps({"messages": messages, "num_more": len(tests.rows_of(config)) - len(before)}))
 """,
     )
-    (message,) = found["told"]
+    (message,) = found["messages"]
     assert message.startswith("StoreError: store ") and "can't be written" in message
     assert found["num_more"] == 1
 

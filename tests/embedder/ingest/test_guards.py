@@ -148,10 +148,10 @@ def test_all_guards_that_fail_are_told_at_once_with_one_option_each(files):
     collapsed = [pair(f"p{number:04d}", same, same, modified="t1") for number in range(NUM_PAIRS)]
     broken = [store_samples.reject(f"b{number:03d}") for number in range(20)]
     found = result(files, *collapsed, *broken, num_items=320, num_rejected=20)
-    told = refusal(judge(found, LIMITS))
-    assert [told.count(f"guard {name}: ") for name in ("rejects", "vectors", "retrieval")] == [1, 1, 1]
-    assert told.endswith("with --force rejects --force vectors --force retrieval")
-    assert told.count("--force") == 3 and "\n" not in told
+    message = refusal(judge(found, LIMITS))
+    assert [message.count(f"guard {name}: ") for name in ("rejects", "vectors", "retrieval")] == [1, 1, 1]
+    assert message.endswith("with --force rejects --force vectors --force retrieval")
+    assert message.count("--force") == 3 and "\n" not in message
     rest = refusal(judge(found, LIMITS, ["vectors"]))
     assert "guard vectors" not in rest, "it is overridden"
     assert rest.endswith("with --force rejects --force vectors --force retrieval"), "the same command needs it again"
@@ -178,9 +178,9 @@ def test_ids_and_errors_of_any_length_leave_the_message_short(files):
         store_samples.reject(f"{number}" + 5_000 * "d/", error_type=f"Kind{number}", error=9_000 * "x \n")
         for number in range(50)
     ]
-    told = refusal(judge(result(files, *rows, num_items=50, num_rejected=50), LIMITS))
-    assert len(told) < 1_500 and "\n" not in told
-    assert "47 for 47 other reasons" in told
+    message = refusal(judge(result(files, *rows, num_items=50, num_rejected=50), LIMITS))
+    assert len(message) < 1_500 and "\n" not in message
+    assert "47 for 47 other reasons" in message
 
 
 def test_a_guard_that_does_not_exist_cannot_be_forced():
@@ -217,7 +217,7 @@ def test_touched_items_of_equal_content_count_with_the_vectors_that_they_keep(fi
     write_part(files, stamp, 1, table(*matching_pairs(1, prefix="new")))
     found = verdicts(result_of(run, 51, 0, read_current(files)))
     assert found["retrieval"].num_judged == 101
-    assert found["vectors"].figure is None, "one vector alone is new"
+    assert found["vectors"].figure is None, "only one vector is new"
 
 
 def test_after_a_change_of_the_model_old_vectors_do_not_count(files):

@@ -1,4 +1,4 @@
-"""`publish_every_s`: finished work is searched while a run goes on; killed and resumed, it ends in the same rows."""
+"""`publish_every_s`: finished work is searched during a run; killed and resumed, it ends in the same rows."""
 
 import os
 import signal
@@ -72,7 +72,7 @@ def test_a_run_on_ray_that_publishes_as_it_goes_is_searched_killed_and_resumed(
 
 
 def goes_on_to_the_end(arguments, store, undisturbed):
-    """Give the command again after a kill: it goes on with the same run, and ends in the rows of an undisturbed one."""
+    """Give the command again after a kill: it continues the same run, and ends in the rows of an undisturbed one."""
     found = rows_of(store)
     assert_same(found, {key: row for key, row in undisturbed.items() if key in found})
     (run_id,) = (path.parent.name for path in (store / "runs").glob("*/run.json"))
@@ -80,7 +80,7 @@ def goes_on_to_the_end(arguments, store, undisturbed):
     assert ended.code == 0, ended.stderr
     assert_same(rows_of(store), undisturbed)
     history = past_runs(StoreFiles(store))
-    assert history[-1].run_id == run_id, "the second call went on with the first one's run"
+    assert history[-1].run_id == run_id, "the second call continued the first one's run"
     assert len(history) > 1 and all(past.can_be_read for past in history)
     ended = run_here(*arguments)
     assert "nothing to do" in ended.stdout + ended.stderr

@@ -1,4 +1,4 @@
-"""kill -9, SIGTERM and Ctrl-C at several points of a run: the same command goes on and ends in the same store."""
+"""kill -9, SIGTERM and Ctrl-C at several points of a run: the same command continues and ends in the same store."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_rows(
     assert not (tmp_path / "store" / "CURRENT.json").exists()
     assert not DeltaTable.is_deltatable(str(tmp_path / "store" / "embeddings")), "no reader sees half a run"
     assert_same(run_to_the_end(*arguments), undisturbed)
-    assert len(list((tmp_path / "store" / "runs").iterdir())) == 1, "the second call went on with the first one's run"
+    assert len(list((tmp_path / "store" / "runs").iterdir())) == 1, "the second call continued the first one's run"
     opened = embedder.open_store(tmp_path / "store")
     assert manifest_of(opened.files, opened.current.index).num_vectors == opened.to_arrow().num_rows
 
@@ -72,7 +72,7 @@ def test_a_stopped_run_finishes_what_is_in_flight_and_says_how_to_go_on(
     arguments = (source, tiny_model, tmp_path / "store")
     code, stderr = signalled(arguments, 2, number)
     assert code == 1
-    assert "the same command goes on" in stderr
+    assert "the same command continues" in stderr
     assert "Traceback" not in stderr
     assert not (tmp_path / "store" / "CURRENT.json").exists()
     assert_same(run_to_the_end(*arguments), undisturbed)
@@ -101,5 +101,5 @@ def test_a_run_whose_terminal_goes_keeps_what_is_finished_and_calls_its_hook(sou
     os.close(ours)
     assert process.wait(timeout=120) == 1
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert re.fullmatch(r"stopped on request after \d+ items, kept .*; the same command goes on", summary["message"])
+    assert re.fullmatch(r"stopped on request after \d+ items, kept .*; the same command continues", summary["message"])
     assert_same(run_to_the_end(*arguments), undisturbed)

@@ -87,8 +87,8 @@ def test_values_that_differ_beside_the_pictures_stay_their_own(make_run, tmp_pat
     for folder, seconds in (("a", "1590000000"), ("b", "1560000000"), ("c", "1560000000")):
         (tmp_path / "in" / folder).mkdir(parents=True)
         (tmp_path / "in" / folder / "x.png").write_bytes(samples.image_bytes(1))
-        told = {"title": "x.png", "description": "two dogs", "photoTakenTime": {"timestamp": seconds}}
-        (tmp_path / "in" / folder / "x.png.json").write_text(json.dumps(told))
+        description = {"title": "x.png", "description": "two dogs", "photoTakenTime": {"timestamp": seconds}}
+        (tmp_path / "in" / folder / "x.png.json").write_text(json.dumps(description))
     config = make_run(tmp_path / "in", captions={"from": ["takeout"]})
     _, rows = refreshed(config)
     assert sorted(set(computed)) == ["a/x.png", "b/x.png"]
@@ -255,9 +255,9 @@ def test_only_what_is_new_and_readable_counts(tmp_path):
     def row(name, size=5000, error=None, reason="new"):
         return (name, str(tmp_path / name), size, "t", error, reason)
 
-    told = [row("a"), row("b"), row("c", reason="rejected before"), row("d", error="NotAFile"), row("e", size=None)]
-    told += [row("gone"), row("pipe"), row("short"), row("f", reason="model changed")]
-    assert count_new_copies(_listed(told)) == 2
+    items = [row("a"), row("b"), row("c", reason="rejected before"), row("d", error="NotAFile"), row("e", size=None)]
+    items += [row("gone"), row("pipe"), row("short"), row("f", reason="model changed")]
+    assert count_new_copies(_listed(items)) == 2
     assert count_new_copies(_listed([])) == 0
 
 

@@ -49,7 +49,7 @@ def put(s3_server, bucket):
 
 
 def hostile_names(num_good, num_odd):
-    """Names of every kind, with the longest that S3 has and files beside folders of the same name."""
+    """Names of every kind, with the longest that S3 has and files next to folders of the same name."""
     longest = ["l" * (1024 - len("pics/.png")) + ".png", "é" * 507 + "_.png"]
     assert {len(f"pics/{name}".encode()) for name in longest} == {1024}
     inside = [f"twin{GOOD.index('twin{n}')}/in.png", "twin/in.png", "twin"]

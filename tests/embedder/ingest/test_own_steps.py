@@ -273,11 +273,11 @@ def test_a_dry_run_tells_what_a_changed_step_before_writing_costs_and_which_mode
     embedded(config)
     steps_file(tmp_path, STEPS.replace("float(np.linalg.norm(each))", "2 * float(np.linalg.norm(each))"))
 
-    told = forecast(config, IngestOptions(kind="refresh"))
+    expected = forecast(config, IngestOptions(kind="refresh"))
 
-    assert [(each.reason, each.num_items) for each in told.reasons] == [("step norm changed", 4)]
-    assert told.replaces_all and told.estimate.num_runs == 1 and told.estimate.wall_s > 0
-    assert told.models["shades"].reasons == () and not told.models["shades"].replaces_all
+    assert [(each.reason, each.num_items) for each in expected.reasons] == [("step norm changed", 4)]
+    assert expected.replaces_all and expected.estimate.num_runs == 1 and expected.estimate.wall_s > 0
+    assert expected.models["shades"].reasons == () and not expected.models["shades"].replaces_all
 
 
 @pytest.mark.medium

@@ -1,4 +1,4 @@
-"""A row that changes in a joined table alone: its items, and no others, are brought up to date."""
+"""A row that changes only in a joined table: its items, and no others, are brought up to date."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,8 +48,8 @@ def test_a_changed_caption_embeds_its_item_again_and_a_changed_price_rewrites_it
     assert [row["text_embedding"] is None for _, row in sorted(before.items())] == [False] * (NUM - 1) + [True]
 
     config = joined(captions | {2: "something else entirely"}, prices | {5: 999})
-    told = forecast(config, IngestOptions(kind="refresh"))
-    assert (told.num_to_embed, told.num_unchanged) == (2, NUM - 2)
+    plan = forecast(config, IngestOptions(kind="refresh"))
+    assert (plan.num_to_embed, plan.num_unchanged) == (2, NUM - 2)
     report, after = refreshed(config)
     after = by_number(after)
     assert (report.num_changed, report.num_equal, report.num_unchanged) == (2, 1, NUM - 2), "of the two one is embedded"

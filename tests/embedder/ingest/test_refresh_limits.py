@@ -106,9 +106,9 @@ def test_a_source_that_is_gone_or_empty_is_refused_and_retired_where_it_is_force
     with pytest.raises(RunFailedError, match=refused):
         refresh(config, IngestOptions(kind="refresh"))
     assert contents(config.store) == before
-    told = json.loads((Path(config.store) / RUNS_FILE).read_text().splitlines()[-1])
-    (verdict,) = told["guards"]
-    assert (told["exit_code"], verdict["name"], verdict["figure"], verdict["limit"]) == (1, "retire", 1.0, 0.05)
+    record = json.loads((Path(config.store) / RUNS_FILE).read_text().splitlines()[-1])
+    (verdict,) = record["guards"]
+    assert (record["exit_code"], verdict["name"], verdict["figure"], verdict["limit"]) == (1, "retire", 1.0, 0.05)
 
     report, rows = refreshed(config, forced=("retire",))
     assert report.num_retired == 4

@@ -1,4 +1,4 @@
-"""Another model: all is embedded anew, the old vectors are served until then, and nothing is mixed."""
+"""Another model: all is embedded again, the old vectors are served until then, and nothing is mixed."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A table or a tar that was written anew: equal items keep vector and run, and point to where they lie now."""
+"""A table or a tar that was rewritten: equal items keep vector and run, and point to where they lie now."""
 
 from pathlib import Path
 

@@ -51,7 +51,7 @@ def config_file(tmp_path, collapsed_model):
     path.write_text(
         f'model = "{collapsed_model}"\nstore = "{tmp_path / "store"}"\nengine = "local"\nmin_rejects = 1\n'
         f'metrics_file = "{tmp_path / "m.prom"}"\n[[source]]\npath = "{source}"\n'
-        f'[on_failure]\ncommand = ["sh", "-c", "cat > {tmp_path / "told.json"}"]\n'
+        f'[on_failure]\ncommand = ["sh", "-c", "cat > {tmp_path / "notice.json"}"]\n'
     )
     return path
 
@@ -124,8 +124,8 @@ def test_the_demo_takes_the_option_that_its_refusal_would_name(tmp_path):
 def test_operators_are_told_of_every_guard_that_failed(config_file, tmp_path):
     ended = run_here("refresh", config_file)
     line = json.loads((tmp_path / "store" / "runs.jsonl").read_text().splitlines()[-1])
-    told = json.loads((tmp_path / "told.json").read_text())
-    for record in (line, told):
+    notice = json.loads((tmp_path / "notice.json").read_text())
+    for record in (line, notice):
         assert {guard["name"] for guard in record["guards"] if not guard["passed"]} == {"rejects", "vectors"}
         assert "guard rejects: " in record["message"] and "guard vectors: " in record["message"]
         assert f"embedder: {record['message']}" == last_line(ended)
@@ -252,5 +252,5 @@ def test_a_retry_of_an_operation_that_was_cut_off_says_so(make_run, tmp_path):
     embed(config)
     files = StoreFiles(config.store)
     cut_off = begin(files, "compaction", read_current(files)).run_id
-    with pytest.raises(ConfigError, match=f"--run {cut_off}: .* nothing goes on with it"):
+    with pytest.raises(ConfigError, match=f"--run {cut_off}: .* nothing continues it"):
         retry_rejects(config, {}, run_id=cut_off)

@@ -1,4 +1,4 @@
-"""Items that an earlier release published without their vectors are told by each run, and embedded again on request."""
+"""Items that an earlier release published without their vectors are named by each run, and embedded on request."""
 
 import logging
 
@@ -51,7 +51,7 @@ def test_items_without_vectors_are_embedded_again_and_no_others(config, caplog):
     }
     plain = forecast(config, IngestOptions(kind="refresh"))
     assert (plain.num_to_embed, len(plain.damage)) == (0, 1)
-    assert "its items tell of 8 vectors, and 6 are published" in plain.damage[0]
+    assert "its items have 8 vectors, and 6 are published" in plain.damage[0]
     with caplog.at_level(logging.WARNING):
         report, rows = refreshed(config)
     assert (report.num_items, len(rows)) == (0, 6)

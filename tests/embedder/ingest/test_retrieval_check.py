@@ -29,7 +29,7 @@ def num_pairs(monkeypatch, request):
 
 
 def item(rng, number, version):
-    """One item: mostly a pair, else a caption or an image alone, or one that can't be read."""
+    """One item: mostly a pair, else only a caption or an image, or one that can't be read."""
     sides = {f"{side}_embedding": rng.normal(size=WIDTH).astype(np.float32).tolist() for side in ("image", "text")}
     changes = {"modified": version, "content_version": f"{number}-{version}"}
     kind = rng.choice(["pair", "pair", "pair", "image", "text", "reject"])

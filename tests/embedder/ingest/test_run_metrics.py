@@ -37,7 +37,7 @@ SETTINGS = {
 }
 
 RAYS_OWN = {"datasets_stats_actor", "AutoscalingCoordinator", "ActorLocationTracker"}
-"""Actors of Ray Data itself, one each, which it asks for anew from time to time."""
+"""Actors of Ray Data itself, one each, which it asks for again from time to time."""
 ON_RAY = SETTINGS | {"engine": "ray", "num_stages": 1, "no_progress_timeout_s": 600}
 
 
@@ -60,7 +60,7 @@ def figures_of(rows):
     }
 
 
-def told(report):
+def figures_in(report):
     found = report.metrics
     return {"rows": found["rows"]["num"], "captions": found["captions"]["num"], "mean_end": found["ends"]["mean"]}
 
@@ -82,7 +82,7 @@ def killed_at(monkeypatch, num_parts):
 def test_figures_are_those_of_the_published_rows_and_are_told_everywhere(make_run, source, tmp_path):
     config = make_run(source, metric=METRICS, metrics_file=str(tmp_path / "run.prom"), **SETTINGS)
     report, rows = embedded(config)
-    assert told(report) == figures_of(rows)
+    assert figures_in(report) == figures_of(rows)
     assert report.metrics["pairs"]["num_pairs"] == 5 and report.metrics["pairs"]["recall_at_5"] == 1.0
     files = StoreFiles(config.store)
     kept = json.loads(files.read(f"runs/{report.run_id}/metrics.json"))
@@ -107,7 +107,7 @@ def test_a_run_killed_ten_times_has_the_figures_of_an_undisturbed_one(make_run, 
     report, rows = embedded(config)
     assert num_killed == 10 and len({each.name[:4] for each in entries_of(config, report)}) >= 4, "several sessions"
     assert report.metrics == expected.metrics
-    assert told(report) == figures_of(rows)
+    assert figures_in(report) == figures_of(rows)
 
 
 def entries_of(config, report):
@@ -151,7 +151,7 @@ def test_metrics_on_ray_are_those_of_one_process_and_take_not_one_task_or_actor_
     assert counts[1] == counts[0]
     expected, _ = embedded(make_run(source, store=str(tmp_path / "local"), metric=METRICS, **SETTINGS))
     of_vectors = [each["name"] for each in METRICS if each["kind"] in ("recall", "drift")]
-    assert len(of_vectors) < len(METRICS) and told(report) == figures_of(rows)
+    assert len(of_vectors) < len(METRICS) and figures_in(report) == figures_of(rows)
     for name in expected.metrics.keys() - of_vectors:
         assert report.metrics[name] == expected.metrics[name], name
 
@@ -171,7 +171,7 @@ def test_rows_that_are_done_again_count_once(make_run, source, tmp_path, monkeyp
     assert len(spread) >= 2, "clips lie in several parts"
     files.delete(entry_path(run_id, spread[-1].name))
     report, rows = embedded(config)
-    assert report.metrics == expected.metrics and told(report) == figures_of(rows)
+    assert report.metrics == expected.metrics and figures_in(report) == figures_of(rows)
 
 
 @pytest.mark.medium
@@ -182,7 +182,7 @@ def test_states_of_another_definition_are_computed_again(make_run, source, tmp_p
         with pytest.raises(KilledError):
             embed(make_run(source, store=store, **SETTINGS))  # without any metric
     report, rows = embedded(make_run(source, store=store, metric=METRICS, **SETTINGS))
-    assert told(report) == figures_of(rows)
+    assert figures_in(report) == figures_of(rows)
 
 
 @pytest.mark.medium
@@ -233,7 +233,7 @@ def test_a_run_that_an_earlier_release_began_with_states_in_its_journal_has_the_
         data = entry.model_dump() | {"metrics": {"0011223344556677": {"num": 1_000_000, "num_null": 0}}}
         write_record(files, entry_path(run_id, entry.name), type(entry).model_validate(data))
     report, rows = embedded(config)
-    assert report.metrics == expected.metrics and told(report) == figures_of(rows)
+    assert report.metrics == expected.metrics and figures_in(report) == figures_of(rows)
 
 
 @pytest.mark.medium

@@ -1,4 +1,4 @@
-"""Whole runs into a store on `s3://`: killed, beside a holder, on Ray; paused ones: test_chaos."""
+"""Whole runs into a store on `s3://`: killed, next to a holder, on Ray; paused ones: test_chaos."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def test_a_run_into_a_bucket_that_is_killed_goes_on_and_ends_in_the_same_rows(so
     assert not files.exists("CURRENT.json")
     assert RecordTable(files, "embeddings").version < 0, "no reader sees half a run"
     assert_same(run_to_the_end(source, tiny_model, store), undisturbed)
-    assert len({info.path.split("/")[1] for info in files.list("runs")}) == 1, "the second call went on with the run"
+    assert len({info.path.split("/")[1] for info in files.list("runs")}) == 1, "the second call continued the run"
 
 
 @pytest.mark.medium

@@ -144,10 +144,10 @@ def test_a_changed_model_alone_is_computed_anew_and_a_removed_one_leaves_with_a_
     before = table_hashes(config.store)
     changed = make_run(source, model=[main, classifier(tmp_path, side_px=16)])
 
-    told = forecast(changed, REFRESH)
-    assert told.num_to_embed == 0
-    assert [(each.reason, each.num_items) for each in told.models["shades"].reasons] == [("model changed", 13)]
-    assert told.removed_models == ("other",)
+    expected = forecast(changed, REFRESH)
+    assert expected.num_to_embed == 0
+    assert [(each.reason, each.num_items) for each in expected.models["shades"].reasons] == [("model changed", 13)]
+    assert expected.removed_models == ("other",)
     with pytest.raises(StoreError, match="models/shades: its model fingerprint is"):
         embed(changed)
     report = refresh(changed)
@@ -206,7 +206,7 @@ def test_changed_items_are_changed_in_each_model_and_equal_contents_in_none(make
     assert keys[2] not in found and keys[2] not in model_rows(config)
     assert found[keys[1]]["top"] == "bright"
     for key in keys[3:] + keys[:1]:
-        assert found[key] == rows[key], "nothing of it is written anew, its outputs least of all"
+        assert found[key] == rows[key], "nothing of it is rewritten, its outputs least of all"
 
 
 def test_a_run_that_died_goes_on_for_each_model(make_run, tmp_path, source, tiny_model, monkeypatch):

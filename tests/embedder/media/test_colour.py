@@ -1,4 +1,4 @@
-"""Colour: a picture in any space beside its plain sRGB twin, files that lie about theirs, and pixels read as ever."""
+"""Colour: a picture in any space next to its plain sRGB twin, files that lie about theirs, and pixels read as ever."""
 
 import io
 import struct
@@ -134,7 +134,7 @@ def test_png_primaries(decoder, plain):
     values = (np.clip(linear(scene()) @ matrix.T, 0, 1) ** (256 / 563) * 255).round().astype(np.uint8)
     chunks = gama(256 / 563), chrm(0.3127, 0.329, 0.64, 0.33, 0.21, 0.71, 0.15, 0.06)
     assert difference(decoder.image(png(values, *chunks), SHOWN), plain(scene())) <= 2
-    # cHRM alone says nothing, as in browsers
+    # only cHRM says nothing, as in browsers
     assert np.array_equal(decoder.image(png(values, chunks[1]), SHOWN), decoder.image(png(values), SHOWN))
 
 
@@ -343,7 +343,7 @@ def broken_profiles():
     yield "empty", b""
     yield "rubbish", bytes(rng.integers(0, 256, 3000, dtype=np.uint8))
     yield "cut off", p3[:200]
-    yield "head alone", p3[:132]
+    yield "only the head", p3[:132]
     yield "no colours", rgb_profile(((0.1, 0.1, 0.1),) * 3, 2.2)[:-60]
     yield "huge", p3 + bytes(MAX_PROFILE_BYTES)
     yield "grey in a colour picture", grey_profile(1.0)

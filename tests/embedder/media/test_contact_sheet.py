@@ -88,10 +88,10 @@ def test_the_image_of_the_query_stands_in_a_frame_before_its_hits(tmp_path, ship
 
 
 def test_a_query_without_hits_says_why(tmp_path, shipped):
-    told = drawn_sheet(tmp_path / "a.png", [Block([], "red", note="none fulfils the condition")], fonts=shipped)
+    noted = drawn_sheet(tmp_path / "a.png", [Block([], "red", note="none fulfils the condition")], fonts=shipped)
     silent = drawn_sheet(tmp_path / "b.png", [Block([], "red")], fonts=shipped)
-    assert told.shape[0] > silent.shape[0]
-    assert (told[silent.shape[0] - MARGIN_PX :] < 200).any()
+    assert noted.shape[0] > silent.shape[0]
+    assert (noted[silent.shape[0] - MARGIN_PX :] < 200).any()
 
 
 @pytest.mark.parametrize(("suffix", "kind"), [(".png", "PNG"), (".jpg", "JPEG"), (".JPEG", "JPEG"), (".webp", "WEBP")])

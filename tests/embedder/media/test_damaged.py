@@ -1,4 +1,4 @@
-"""Images that viewers show are decoded, whatever is wrong with their files; of others it is told how much is there."""
+"""Images that viewers show are decoded, whatever is wrong with their files; of others it is said how much is there."""
 
 import io
 import struct
@@ -77,7 +77,7 @@ def test_a_jpeg_cut_off_in_its_last_rows_is_embedded_with_a_note(decoder, kind):
     pixels, note = decode(decoder, whole[: len(whole) * 98 // 100])
     assert "of the picture is there" in note
     assert np.array_equal(pixels[:rows], expected[:rows])
-    assert decode(decoder, whole)[1] is None, "the note is of the last image alone"
+    assert decode(decoder, whole)[1] is None, "the note is only of the last image"
 
 
 @pytest.mark.parametrize("kind", JPEGS)

@@ -119,7 +119,7 @@ def test_what_no_font_has_is_drawn_by_its_code_point(character, shipped):
     there = drawn(character, shipped)
     assert (there < 200).any(), "digits are to be seen"
     other = drawn("\ue124", shipped)
-    assert not np.array_equal(there, other), "another character has other digits, which a box would not tell"
+    assert not np.array_equal(there, other), "another character has other digits, which a box would not show"
 
 
 def test_a_font_of_the_machine_draws_what_the_shipped_one_lacks(machine_fonts):

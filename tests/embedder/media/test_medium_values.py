@@ -96,7 +96,7 @@ EXPECTED = {
     "turned.mov": CLIP | {"width": 48, "height": 64, "orientation": 8, "format": "MOV", "has_audio": False},
 }
 ONLY_DECODED = {"tagged.jxl": {"bits", "has_alpha"}, "frames.gif": {"num_frames", "is_animated"}}
-"""Columns that headers alone don't give: libjxl decodes whatever it reads; frames of a GIF take the whole file."""
+"""Columns that headers don't give: libjxl decodes whatever it reads; frames of a GIF take the whole file."""
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ CLIPS = {
     "refreshed in stripes": ("mp4", "libx264", {"x264-params": "intra-refresh=1:keyint=30"}),
     "interlaced": ("mp4", "libx264", {"g": "25", "x264-params": "interlaced=1"}),
     "parameter sets in the stream": ("mpegts", "libx264", {"g": "25", "x264-params": "slices=3"}),
-    "times of decoding alone": ("avi", "libx264", {"g": "30"}),
+    "only times of decoding": ("avi", "libx264", {"g": "30"}),
     "HEVC, closed groups": ("mp4", "libx265", {"x265-params": "log-level=none:keyint=30:open-gop=0"}),
     "HEVC, open groups": ("matroska", "libx265", {"x265-params": "log-level=none:keyint=30"}),
     "VP9 with hidden frames": ("webm", "libvpx-vp9", {"g": "40", "auto-alt-ref": "1", "cpu-used": "8"}),
@@ -25,7 +25,7 @@ CLIPS = {
     "MPEG-4": ("mp4", "mpeg4", {"bf": "2"}),
     "no prediction": ("mov", "mjpeg", {}),
 }
-IN_SEQUENCE = {"times of decoding alone", "VP8 with hidden frames", "MPEG-4"}
+IN_SEQUENCE = {"only times of decoding", "VP8 with hidden frames", "MPEG-4"}
 SHORT_GROUPS = {"B frames", "interlaced", "parameter sets in the stream", "HEVC, closed groups", "no prediction"}
 TIMES = {
     "even": list(range(0, 40 * NUM_FRAMES, 40)),

@@ -113,7 +113,7 @@ def test_the_middle_of_a_very_long_image_is_that_of_the_libraries(tmp_path, size
 
 
 def test_a_dinov3s_own_processor_differs_by_less_than_one_level(tmp_path):
-    """It resizes floats; ours are rounded to 8 bits, so that images of the model's size alone are equal."""
+    """It resizes floats; this project's are rounded to 8 bits, so that only images of the model's size are equal."""
     from transformers import DINOv3ViTImageProcessor
 
     theirs = DINOv3ViTImageProcessor(do_normalize=False)
@@ -176,7 +176,7 @@ def test_pixels_are_those_of_timms_own_transforms(crop_mode, crop_pct, interpola
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"image_processor_type": "ConvNextImageProcessor"}, "a ConvNext.* prepares images in a way of its own"),
+        ({"image_processor_type": "ConvNextImageProcessor"}, "a ConvNext.* prepares images in its own way"),
         (
             {"image_processor_type": "OwnImageProcessor", "size": 224},
             "transformers has no OwnImageProcessor, so what it",

@@ -82,7 +82,7 @@ def test_a_system_that_refuses_limits_of_memory_is_let_go_on_unless_it_is_linux(
 def test_headers_of_huge_dimensions_are_refused_before_decoding(decoder, encode_image, png):
     for kind, bomb in header_bombs(encode_image):
         error = refused(decoder, bomb)
-        is_libwebps = kind == "WEBP" and is_older("pillow", "13")  # which makes a decoder before it tells the size
+        is_libwebps = kind == "WEBP" and is_older("pillow", "13")  # which makes a decoder before it knows the size
         assert error.error_type == ("OSError" if is_libwebps else "TooManyPixels"), (kind, error)
         assert is_orange(decoder.image(png, FIT))
 

@@ -1,4 +1,4 @@
-"""Images that are decoded many a message: each as by itself, and a hostile one costs itself alone."""
+"""Images that are decoded many a message: each as by itself, and a hostile one costs only itself."""
 
 import numpy as np
 import pytest

@@ -188,7 +188,7 @@ def test_animated_images_are_known_by_their_first_bytes(kind):
     frames[0].save(moving, kind, save_all=True, append_images=frames[1:], duration=100)
     frames[0].save(still, kind)
     assert may_be_animated(moving.getvalue()[:4096])
-    assert may_be_animated(still.getvalue()[:4096]) == (kind == "GIF")  # of which only the end tells
+    assert may_be_animated(still.getvalue()[:4096]) == (kind == "GIF")  # of which only the end says it
 
 
 def test_no_prefix_of_an_animation_is_a_crash():

@@ -39,7 +39,7 @@ WITHOUT_INDEX = [
 
 
 def greys(num, step=5):
-    """Frame `i` is plain grey of value `step * i`, so that a pixel tells the frame."""
+    """Frame `i` is plain grey of value `step * i`, so that a pixel names the frame."""
     return [(step * i,) * 3 for i in range(num)]
 
 

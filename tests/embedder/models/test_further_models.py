@@ -41,5 +41,5 @@ def test_an_input_that_no_item_has_is_refused_in_one_line(make_run, tmp_path, ti
     section = classifier(tmp_path)
     section["inputs"]["image"]["of"] = "photo"
     config = make_run(tmp_path, model=[{"uri": str(tiny_model)}, section])
-    with pytest.raises(ConfigError, match="input image: of = 'photo': a run's items have an image and a caption alone"):
+    with pytest.raises(ConfigError, match="input image: of = 'photo': a run's items have only an image and a caption"):
         open_models(config.model_sections, config.rows)

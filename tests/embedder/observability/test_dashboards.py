@@ -61,8 +61,8 @@ def test_each_query_and_rule_asks_for_metrics_that_there_are():
 
 def test_each_metric_of_a_run_is_in_a_dashboard():
     shown = set().union(*(metrics_in(query) for name in ("run", "fleet") for _, query in queries(name)))
-    told = {name for name, *_ in (*metric_docs._live(), *metric_docs._text_file())}
-    assert told <= shown, "what no panel shows nobody sees"
+    names = {name for name, *_ in (*metric_docs._live(), *metric_docs._text_file())}
+    assert names <= shown, "what no panel shows nobody sees"
 
 
 def test_the_page_of_the_metrics_is_current_and_has_each_metric():

@@ -1,4 +1,4 @@
-"""Metrics of a run while it goes on: what a scrape finds, from whom, and that nothing of it fails a run."""
+"""Metrics during a run: what a scrape finds, from whom, and that nothing of it fails a run."""
 
 import socket
 import threading

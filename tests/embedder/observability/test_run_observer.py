@@ -328,7 +328,7 @@ def test_what_goes_wrong_with_a_command_is_said(tmp_path):
 
 @pytest.fixture
 def server():
-    """A webhook of this machine: notes what it gets, and answers as told."""
+    """A webhook of this machine: notes what it gets, and answers as the test says."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -384,7 +384,7 @@ def test_only_a_run_that_has_begun_is_said_to_go_on(make_run, tmp_path):
         with pytest.raises(type(error)) as caught, observe_run(config.observing, "embed") as observer:
             observer.on_run(run_of(config))
             raise error
-        assert str(caught.value) == f"{before}; what is finished is kept, and the same command goes on"
+        assert str(caught.value) == f"{before}; what is finished is kept, and the same command continues"
         assert lines_of(Path(config.store, "runs.jsonl"))[-1]["message"] == str(caught.value)
     for error, said in {
         StoreUnavailableError(away): away,
@@ -461,6 +461,6 @@ def test_secrets_of_the_environment_reach_no_file_of_a_run(make_run, tmp_path, m
     config = make_run(samples.folder(tmp_path / "in"), metrics_file=str(tmp_path / "m.prom"))
     embed(config)
     fail(config, RunFailedError(f"the server refused {SECRET}"))
-    told = [path for path in [*Path(config.store).rglob("*"), tmp_path / "m.prom"] if path.is_file()]
-    assert len(told) > 5
-    assert not [path for path in told if SECRET.encode() in path.read_bytes()]
+    paths = [path for path in [*Path(config.store).rglob("*"), tmp_path / "m.prom"] if path.is_file()]
+    assert len(paths) > 5
+    assert not [path for path in paths if SECRET.encode() in path.read_bytes()]

@@ -87,8 +87,8 @@ def test_batches_keep_their_own_times_and_an_error_its_type_alone():
     assert spans["stage 0"].end_time - spans["stage 0"].start_time == pytest.approx(2.5e9, abs=1000)
     for name in ("embedding", "refresh"):
         assert spans[name].status.status_code.name == "ERROR" and spans[name].status.description == "RunFailedError"
-    told = " ".join(span.to_json() for span in spans.values())
-    assert "private.jpg" not in told and "secret" not in told
+    text = " ".join(span.to_json() for span in spans.values())
+    assert "private.jpg" not in text and "secret" not in text
 
 
 def test_of_many_batches_a_sample_has_spans():

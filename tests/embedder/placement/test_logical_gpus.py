@@ -107,7 +107,7 @@ def test_on_two_gpus_three_stages_embed_as_one_process_does_and_a_predictor_of_o
     assert_same_vectors(tmp_path / "store", local)
     assert_blocks_stayed_whole(notes, 3)
     (_, first), (_, second), (_, third) = gpus_of(notes)
-    assert second == third and first != second, "the first one alone, the others together"
+    assert second == third and first != second, "the first one by itself, the others together"
     report = json.loads(ended["stdout"].splitlines()[-1])
     assert [(place["device"], place["num_gpus"]) for place in report["places"]] == [("cpu", each) for each in shares]
     assert "2 GPUs: stage 0 on cpu (1 GPU), stage 1 on cpu (0.5 GPU)" in ended["stderr"]

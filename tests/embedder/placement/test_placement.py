@@ -187,7 +187,7 @@ def test_a_refusal_names_the_request_the_nearest_node_and_what_would_fit():
         "has 2 GPUs; num_gpus = 2 can be placed"
     )
     assert explain_refusal(nodes, [ReplicaRequest("stage 0", 3, 1, 1, frozenset({"A100"}))]) == (
-        "stage 0 (3 x 1 CPU and 1 A100): no node has room for replica 3 of 3 beside the others; the nearest, "
+        "stage 0 (3 x 1 CPU and 1 A100): no node has room for replica 3 of 3 next to the others; the nearest, "
         "large (8 CPU, 2 x A100), has 0 whole GPUs free; 2 of its 3 replicas can be placed"
     )
     assert "the nearest, large (8 CPU, 2 x A100), has 8 CPU free; num_cpus = 6 can be placed" in explain_refusal(

@@ -74,7 +74,7 @@ def test_gpus_of_further_models_are_found_on_the_nodes_beside_those_of_the_stage
     large = [ActorGroup((SimpleNamespace(name="tags"),), 1, 1.0, 2.0, 1)]
     narrow = replace(available, nodes=(nodes[0], *(Node(name, 8, 1, "L4") for name in "bc")))
     with pytest.raises(
-        ConfigError, match=r"\[\[model\]\] tags .* no node has room for replica 1 of 1 beside the others"
+        ConfigError, match=r"\[\[model\]\] tags .* no node has room for replica 1 of 1 next to the others"
     ):
         allocate(config.compute, beside_models(narrow, large), models=model_resources(narrow, large))
 

@@ -1,4 +1,4 @@
-"""Child process: messages, deadlines, limits, and what is told of its death."""
+"""Child process: messages, deadlines, limits, and what is reported of its death."""
 
 import sys
 import time

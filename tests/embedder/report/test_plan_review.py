@@ -328,8 +328,8 @@ def test_the_shown_report_of_a_slow_run_names_that_cause(make_run, model, tmp_pa
         observed_bottleneck="decode",
         review=review,
     )
-    told = [part for part in report_parts(report) if isinstance(part, str) and "less than half" in part]
-    assert told == [
+    lines = [part for part in report_parts(report) if isinstance(part, str) and "less than half" in part]
+    assert lines == [
         "less than half of what was expected was reached: no step took longer than expected; "
         "the other steps waited for decode"
     ]

@@ -1,4 +1,4 @@
-"""Sums over a run's measurements: steps, replicas over time, and CPU beside all steps."""
+"""Sums over a run's measurements: steps, replicas over time, and CPU outside all steps."""
 
 import pytest
 

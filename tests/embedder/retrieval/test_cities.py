@@ -1,4 +1,4 @@
-"""Places of conditions by the names of cities: found in any language, told apart by region, refused with a cure."""
+"""Places of conditions by the names of cities: found in any language, distinguished by region, refused with a cure."""
 
 import pytest
 

@@ -199,7 +199,7 @@ def test_names_of_queries_say_what_they_consist_of():
 
 MISTAKES = {
     "no query": ({}, ConfigError, "there is no query"),
-    "examples alone": ({"not_text": "dog"}, ConfigError, "there is no query"),
+    "only examples": ({"not_text": "dog"}, ConfigError, "there is no query"),
     "a vector and an image": ({"query": QUERY, "image": "a.png"}, ConfigError, "a given vector"),
     "2 texts, 3 images": ({"query": ["a", "b"], "image": ["c", "d", "e"]}, ConfigError, "2 texts and 3 images"),
     "an empty example": ({"query": "a", "not_text": [" "]}, ConfigError, "not_text: it is empty"),

@@ -168,7 +168,7 @@ def test_files_tables_and_clips_are_copied_by_rank(store, tmp_path):
     names = {row["item_id"]: row["file"][4:] for row in rows}
     assert names["f:pictures/0000.png"] == "0000.png"
     assert names["f:clips/0.mp4"] == "0.mp4", "a moment's video is whole"
-    assert (names["t:x/1"], names["t:x/2"]) == ("1.png", "2.jpg"), "the content tells what has no suffix"
+    assert (names["t:x/1"], names["t:x/2"]) == ("1.png", "2.jpg"), "the content says what has no suffix"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"hits.csv", *(row["file"] for row in rows)}
 
 

@@ -17,7 +17,7 @@ STATUS = {"version": "v", "dim": 3}
 
 
 class Service:
-    """A server that answers one request after another as it is told, then as a service does.
+    """A server that answers one request after another as a test says, then as a service does.
 
     Attributes:
         num_connections: that were opened.
@@ -26,7 +26,7 @@ class Service:
 
     def __init__(self, *answers):
         self.num_connections = self.num_requests = 0
-        told = list(answers)
+        left = list(answers)
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ class Service:
 
             def do_GET(self):
                 service.num_requests += 1
-                answer = told.pop(0) if told else {}
+                answer = left.pop(0) if left else {}
                 if answer == "lost":
                     self.close_connection = True
                     return

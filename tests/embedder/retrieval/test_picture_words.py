@@ -1,4 +1,4 @@
-"""Words that a further model read in pictures: ranked beside captions, kept, updated and purged as captions' are."""
+"""Words that a further model read in pictures: ranked next to captions, kept, updated and purged as captions' are."""
 
 import pyarrow as pa
 import pytest

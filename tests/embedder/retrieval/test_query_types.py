@@ -1,4 +1,4 @@
-"""Kinds of queries told apart by their types, and options of wrong types refused with what is expected."""
+"""Kinds of queries distinguished by their types, and options of wrong types refused with what is expected."""
 
 from pathlib import Path
 

@@ -371,7 +371,7 @@ def test_what_was_listed_without_a_search_is_shown_without_a_score():
 
 
 class PublishingService:
-    """Client of a service that gives two rejects at a time, and publishes anew after each answer."""
+    """Client of a service that gives two rejects at a time, and publishes again after each answer."""
 
     num_answers = 0
 

@@ -1,4 +1,4 @@
-"""Mapped rows beside the index: the answers of the tables; used only if whole; purged and vacuumed."""
+"""Mapped rows next to the index: the answers of the tables; used only if whole; purged and vacuumed."""
 
 import dataclasses
 import json
@@ -190,14 +190,14 @@ def test_an_altered_byte_is_found_behind_the_first_answers_and_the_publication_b
     files = large_store(tmp_path / "s")
     current = read_current(files)
     alter_between_samples(files.folder / "index" / f"{current.index:06d}" / "index.faiss")
-    told = []
-    with embedder.follow_store(files.address, every_s=3600, on_error=told.append) as store:
+    errors = []
+    with embedder.follow_store(files.address, every_s=3600, on_error=errors.append) as store:
         assert store.publication.run_id == current.run_id, "sizes and samples are as they were"
         assert isinstance(store.find_damage(30), RetrievalError)
         assert store.look()
         assert store.publication.run_id == current.previous
         assert "altered or cut short" in str(store.last_error)
-        assert [str(each) for each in told] == [str(store.last_error)]
+        assert [str(each) for each in errors] == [str(store.last_error)]
         query = vector_of("0007.jpg")
         assert store.search(query, 1)[0].item_id == "0007.jpg"
         assert not store.look(), "what was altered is not served again"

@@ -1,4 +1,4 @@
-"""Further models of a store: searched by their own vectors, their columns beside the rows of every model."""
+"""Further models of a store: searched by their own vectors, their columns next to the rows of every model."""
 
 import pyarrow as pa
 import pytest

@@ -52,7 +52,7 @@ def test_a_sigmoid_models_probability_is_the_librarys(store, checkpoint, source)
         assert len(hits) == 6
         images = [Image.open(source / hit.item_id).convert("RGB") for hit in hits]
         expected = probabilities_of_the_library(checkpoint, images)
-        assert max(expected) - min(expected) > 1e-3, "images that the model tells apart"
+        assert max(expected) - min(expected) > 1e-3, "images that the model distinguishes"
         assert [hit.probability for hit in hits] == pytest.approx(expected, abs=1e-5)
 
 

@@ -122,7 +122,7 @@ ATTACKS = [
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_condition_reaches_nothing_but_the_rows(attack, two, tmp_path):
     (tmp_path / "secret.csv").write_text("word\nhidden\n")
-    secret_rows = two.to_arrow()  # DuckDB looks for names in the caller's variables, unless it is told not to
+    secret_rows = two.to_arrow()  # DuckDB looks for names in the caller's variables, unless it must not
     before = [sorted(folder.iterdir()) for folder in (tmp_path, Path())]
     with pytest.raises(ConfigError) as caught:
         two.search(QUERY, where=attack.format(tmp=tmp_path, port=9))

@@ -1,4 +1,4 @@
-"""A service's store goes on with what is published later, and serves the old as long as the new can't be opened."""
+"""A service's store continues with what is published later, and serves the old as long as the new can't be opened."""
 
 import gc
 import threading
@@ -73,12 +73,12 @@ def test_hits_name_the_publication_and_the_index_that_answered(files, follow):
 
 
 def test_who_follows_is_told_of_each_later_publication_once_it_is_served(files, follow):
-    told = []
-    store = follow(on_change=told.append)
+    snapshots = []
+    store = follow(on_change=snapshots.append)
     assert not store.look()
     build_store_index(files)
     assert store.look()
-    assert told == [store.snapshot]
+    assert snapshots == [store.snapshot]
 
 
 def test_what_is_open_answers_from_its_own_version_though_a_vacuum_took_its_files(files, follow):
@@ -105,12 +105,12 @@ def test_conditions_that_queries_used_are_answered_by_the_next_version_though_it
 
 
 def test_a_damaged_version_is_not_served_and_told_once_until_it_is_whole(files, follow):
-    told = []
-    store = follow(on_error=told.append)
+    errors = []
+    store = follow(on_error=errors.append)
     build_store_index(files)
     content = break_index(files, 2)
     assert [store.look(), store.look()] == [False, False]
-    assert [type(error) for error in told] == [RetrievalError]
+    assert [type(error) for error in errors] == [RetrievalError]
     assert store.last_error is not None
     assert store.search(QUERY).version.endswith("/index 1")
     (files.folder / "index" / "000002" / "index.faiss").write_bytes(content)

@@ -27,7 +27,7 @@ MESSAGE = (
 
 @pytest.fixture(scope="module")
 def folder(tiny_model, tmp_path_factory):
-    """A store of a few images, by a model whose tokeniser knows letters of English captions alone."""
+    """A store of a few images, by a model whose tokeniser knows only letters of English captions."""
     folder = tmp_path_factory.mktemp("unknown")
     make_store(folder, tiny_model, num_images=4, num_clips=0)
     return folder

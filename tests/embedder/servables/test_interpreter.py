@@ -1,4 +1,4 @@
-"""Programs in another interpreter: a real second environment that has pyarrow and NumPy, and nothing else of ours."""
+"""Programs in another interpreter: a second environment that has pyarrow and NumPy, nothing else of this project."""
 
 import re
 import signal
@@ -105,7 +105,7 @@ class Tensors(Missing):
 
 @pytest.fixture(scope="module")
 def second_python(tmp_path_factory):
-    """The interpreter of a virtual environment with links to pyarrow and NumPy alone."""
+    """The interpreter of a virtual environment with links to only pyarrow and NumPy."""
     folder = tmp_path_factory.mktemp("second") / "env"
     venv.create(folder, symlinks=True)
     here = Path(pa.__file__).parents[1]

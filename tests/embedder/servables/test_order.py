@@ -76,7 +76,7 @@ def test_a_declared_shape_takes_what_is_no_wider():
         ({"model": "s.py"}, "model"),
         (
             {"inputs": {"x": {"make": "pixels", "preprocess": {"resize": "patches"}}}},
-            "which the kind towers alone takes",
+            "which only the kind towers takes",
         ),
         ({"inputs": {"x": {"make": "column", "of": "../a"}}}, "of"),
     ],

@@ -168,14 +168,14 @@ def test_a_file_of_any_size_takes_no_more_memory_than_an_image_may_have(tmp_path
     with Fetcher() as fetcher:
         tracemalloc.start()
         try:
-            told = len(encoded_image(fetcher, str(path), most))
+            answer = len(encoded_image(fetcher, str(path), most))
         except FetchError as error:
-            told = error.error_type
+            answer = error.error_type
             assert f"image of {32 * most:,} bytes; decode.max_file_bytes allows {most:,}" in error.message
         finally:
             _, peak_bytes = tracemalloc.get_traced_memory()
             tracemalloc.stop()
-    assert (told, peak_bytes < most) == (found, True)
+    assert (answer, peak_bytes < most) == (found, True)
 
 
 def test_datasets_that_fit_no_servable_are_refused(sections):

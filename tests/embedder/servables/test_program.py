@@ -1,4 +1,4 @@
-"""Programs run by their path alone, where nothing of this package and of its other dependencies can be imported."""
+"""Programs run only by their path, where nothing of this package and of its other dependencies can be imported."""
 
 import ast
 import os

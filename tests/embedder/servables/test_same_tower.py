@@ -47,7 +47,7 @@ def test_all_kinds_agree_and_share_one_decode(servables):
 
 @pytest.mark.medium
 def test_a_row_alone_gives_what_it_gives_among_others(servables):
-    """But for the compiled one, which is compiled anew for each; a slow test has it with a batch of one row."""
+    """But for the compiled one, which is compiled again for each; a slow test has it with a batch of one row."""
     plain = [each for each in servables if each.name != "compiled"]
     images = [png(seed) for seed in range(4)]
     together, *alone = run_on_each(

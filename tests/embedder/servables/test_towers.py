@@ -111,7 +111,7 @@ def test_the_fingerprint_follows_the_weights_and_not_the_place(tiny_model, tmp_p
 def test_folders_and_keys_that_fit_no_tower_are_refused(tiny_model, tmp_path):
     with pytest.raises(ModelError, match="there is no such folder"):
         towers(tmp_path / "none").fingerprint()
-    with pytest.raises(ServableError, match="runs in this interpreter alone"):
+    with pytest.raises(ServableError, match="runs only in this interpreter"):
         towers(tiny_model, python="/usr/bin/python3")
     with pytest.raises(ServableError, match="sides"):
         towers(tiny_model, sides=["audio"])

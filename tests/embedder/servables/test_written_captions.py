@@ -1,7 +1,7 @@
 """A language model in an environment of its own writes captions, which the text tower embeds in the same run.
 
 The tests with a second environment need EMBEDDER_SECOND_PYTHON: an interpreter with torch, transformers, pyarrow and
-Pillow, or `make`, which has pip install one with an older transformers and pyarrow beside this one's torch. The one of
+Pillow, or `make`, which has pip install one with an older transformers and pyarrow next to this one's torch. The one of
 vLLM runs where that interpreter has vLLM, too.
 """
 
@@ -107,7 +107,7 @@ def test_captions_of_another_process_are_those_of_this_one_and_are_embedded(tmp_
 def test_a_generator_of_another_version_writes_captions_that_the_text_tower_embeds(
     second_python, ray_cluster, tmp_path, tiny_model
 ):
-    """Of images and of texts, through Ray, beside a tower here."""
+    """Of images and of texts, through Ray, next to a tower here."""
     hf_checkpoints.captioner(tmp_path / "captioner")
     (tmp_path / "probe.py").write_text(PROBE)
     captioner = {"name": "captioner", "kind": "hf", "uri": str(tmp_path / "captioner"), "task": "image-to-text"}

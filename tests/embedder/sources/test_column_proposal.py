@@ -72,9 +72,9 @@ def test_the_table_s_own_values_tell_whether_ids_repeat(tmp_path):
         write_shard(tmp_path / f"{name}.parquet", [b"a", b"b"], image_id=pa.array(ids, pa.int64()))
     ends = {"once": 'id = "image_id" }', "twice": 'id = "content" }', "null": 'id = "content" }'}
     for name, end in ends.items():
-        with pytest.raises(SourceError) as told:
+        with pytest.raises(SourceError) as caught:
             list_sources([SourceConfig(path=str(tmp_path / f"{name}.parquet"))])
-        assert str(told.value).endswith(end)
+        assert str(caught.value).endswith(end)
 
 
 @pytest.mark.medium

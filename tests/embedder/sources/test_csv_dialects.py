@@ -18,7 +18,7 @@ def rows_of(path):
 
 
 def rows_by_first_line(text):
-    """The same by the rule of before: the first line tells comma, semicolon or tab; `"` quotes."""
+    """The same by the rule of before: the first line shows comma, semicolon or tab; `"` quotes."""
     unquoted = re.sub(r'"[^"]*("|$)', "", io.StringIO(text, newline="").readline())
     delimiter = next((each for each in ",;\t" if each in unquoted), ",")
     header, *rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)

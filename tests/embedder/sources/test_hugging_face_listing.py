@@ -272,7 +272,7 @@ def test_messages_speak_of_the_option_that_was_typed(tmp_path, columns, message)
     path = write_shard(tmp_path / "t.parquet", [b"a"], text=["x"], notes=[[{"bytes": b"x"}]], place=place)
     with pytest.raises(SourceError, match=message):
         list_sources([SourceConfig(path=str(path), columns=ColumnOptions(**columns))])
-    with pytest.raises(SourceError) as told:
+    with pytest.raises(SourceError) as caught:
         list_sources([SourceConfig(path=str(path), columns=Columns(**columns))])
-    assert "--" not in str(told.value)
-    assert "columns" in str(told.value)
+    assert "--" not in str(caught.value)
+    assert "columns" in str(caught.value)

@@ -34,7 +34,7 @@ def test_ids_are_relative_posix_paths_with_their_suffix(make_files, list_items):
         "described_by": None,
     }
     assert rows["cats/deep/er/c"]["size_bytes"] == 0
-    assert rows["cats/deep/er/c"]["is_media"] is False, "its content may tell that it is none"
+    assert rows["cats/deep/er/c"]["is_media"] is False, "its content may show that it is no image"
 
 
 def test_modified_is_utc_with_nanoseconds_and_covers_the_caption(make_files, list_items):

@@ -105,7 +105,7 @@ def test_a_picture_beyond_its_limit_is_not_downloaded(bucket, tmp_path):
         for uri, limit in (("s3://team/big.png", 16 << 20), (f"{cell}0", 16 << 20), (f"{cell}1", 2000)):
             with pytest.raises(FetchError, match="TooLarge"):
                 fetcher.fetch(uri, max_bytes=1000, max_file_bytes=limit)
-        assert sum(entry.startswith("GET big") for entry in bucket.log) == 2, "the beginning of the pictures alone"
+        assert sum(entry.startswith("GET big") for entry in bucket.log) == 2, "only the beginning of the pictures"
         for uri, limit in ((f"{cell}1", 4000), (f"{cell}0", None)):
             with fetcher.fetch(uri, max_bytes=1000, max_file_bytes=limit) as fetched:
                 assert fetched.size_bytes in (3000, (12 << 20) + 8)
@@ -153,7 +153,7 @@ def test_a_tar_is_scanned_by_ranges_and_members_come_by_one_request_each(bucket,
     with Fetcher() as fetcher:
         assert fetcher.fetch(rows["0/z"]["uri"], max_bytes=10).data == b"ZZ"
         assert fetcher.fetch(rows["0/v"]["uri"], max_bytes=1 << 30).data == large
-        # Listed anew after the tar was replaced: the open one is dropped, and read again.
+        # Listed again after the tar was replaced: the open one is dropped, and read again.
         bucket.objects["set/0.tar"] = tar_bytes(("new.jpg", b"N"), ("z.jpg", b"zz"))
         rows = list_items("s3://team/set")
         assert fetcher.fetch(rows["0/z"]["uri"], max_bytes=10).data == b"zz"

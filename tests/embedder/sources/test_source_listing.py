@@ -164,7 +164,7 @@ def test_the_kind_of_a_file_is_detected_by_its_name(make_files, name, kind):
 def test_the_kind_of_a_pattern_is_detected_by_its_suffix(tmp_path):
     assert kind_of(f"{tmp_path}/x-{{000..099}}.tar") == "webdataset"
     assert kind_of(f"{tmp_path}/*.parquet") == "table"
-    with pytest.raises(SourceError, match="tells no kind; set kind"):
+    with pytest.raises(SourceError, match="names no kind; set kind"):
         kind_of(f"{tmp_path}/*.jpg")
 
 

@@ -125,7 +125,7 @@ def test_addresses_of_the_web_are_listed_without_a_request_and_compared_by_their
 
     first, again, captioned = listed(1, "one"), listed(1, "one"), listed(1, "two")
     names = ["https://h.example/a.png", "HTTP://h.example/b.png?id=5#x"]
-    assert list(first) == list(listed(2, "one")) == names  # signed anew, it is the same item
+    assert list(first) == list(listed(2, "one")) == names  # signed again, it is the same item
     assert column(first, "uri") == [signed.format(1), names[1]]
     assert column(first, "error_type") == [None, None]
     assert column(first, "modified") == column(again, "modified")  # though the file is another

@@ -119,7 +119,7 @@ def test_members_that_are_items_and_those_that_are_rejects(make_tar, list_items,
     media = {"k": b"k.jpeg" if "k.png" in errors else b"k.jpg"}
     for name in media.keys() & errors.keys():
         assert data_of({"k": rows[f"a/{name}"]}) == media
-    if "photo" in errors:  # whose content tells what they are
+    if "photo" in errors:  # whose content says what they are
         assert {item: row["is_media"] for item, row in rows.items()} == {
             "a/photo": False,
             "a/x": True,

@@ -83,4 +83,4 @@ def test_another_attempt_knows_the_cuts_of_the_one_before(ray_cluster):
     ray_attempts.delete_notes()
     outside = CutNotes()
     outside.add((1, 1))
-    assert outside.cuts == [(1, 1)], "without Ray, for this process alone"
+    assert outside.cuts == [(1, 1)], "without Ray, only for this process"

@@ -1,4 +1,4 @@
-"""Copies to a GPU and back beside its computation, on streams of threads; and on a GPU where there is one."""
+"""Copies to a GPU and back during its computation, on streams of threads; and on a GPU where there is one."""
 
 import threading
 import time

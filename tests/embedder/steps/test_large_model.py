@@ -43,7 +43,7 @@ def test_it_is_as_large_as_asked_in_files_no_larger_than_asked(large):
 
 @pytest.mark.medium
 def test_writing_it_never_held_it(large):
-    """Measured beside a model of a tenth the size: torch itself is the larger part of both."""
+    """Compared with a model of a tenth the size: torch itself is the larger part of both."""
     folder, said = large
     small = folder.parent / "small"
     command = [sys.executable, SCRIPT, small, "6000000", "1000000000"]

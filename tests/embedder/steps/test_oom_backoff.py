@@ -1,4 +1,4 @@
-"""A stage that runs out of memory halves its batch and goes on, with the same vectors."""
+"""A stage that runs out of memory halves its batch and continues, with the same vectors."""
 
 import json
 import subprocess

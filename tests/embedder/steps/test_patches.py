@@ -218,7 +218,7 @@ def test_patches_of_a_square_follow_each_other():
 
 @pytest.mark.parametrize(("together", "num_images"), [(None, 14), (1, 14), (2, 8)])
 def test_frames_of_a_clip_that_are_computed_together_count_as_one_image(together, num_images):
-    grids = [(1, 4, 6), None, (8, 4, 4), (5, 2, 2)]  # a picture, a caption alone, two clips
+    grids = [(1, 4, 6), None, (8, 4, 4), (5, 2, 2)]  # a picture, only a caption, two clips
     pixels = [np.zeros((int(np.prod(grid)), 12), np.uint8) if grid else None for grid in grids]
     columns = {"pixels": pack(pixels), "token_ids": pack([None] * 4)}
     table = pa.table(columns | {"image_grid": pack([np.array(grid, np.int32) if grid else None for grid in grids])})

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 # By itself glibc gives whatever is larger than 32 MiB back to the system as soon as it is free, without exception. What
-# it keeps it may have to lay out anew for some batches before each finds a place: so there are many.
+# it keeps it may have to lay out again for some batches before each finds a place: so there are many.
 PROGRAM = """
 import resource, torch
 from embedder.compat.malloc import keep_freed_memory

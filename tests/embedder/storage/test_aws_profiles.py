@@ -103,7 +103,7 @@ def test_a_profile_that_cannot_be_used_is_one_line_unless_variables_give_credent
 
 def test_a_named_profile_without_boto3_says_what_to_install(profiles, monkeypatch, without_boto3):
     profiles("", f"[nightly]\n{KEYS}")
-    assert profile_settings() == ({}, None), "a file alone asks for nothing"
+    assert profile_settings() == ({}, None), "a file by itself asks for nothing"
     monkeypatch.setenv("AWS_PROFILE", "nightly")
     with pytest.raises(ObjectStoreError, match=r"boto3.* is not installed; pip install 'embedder\[s3\]'"):
         profile_settings()

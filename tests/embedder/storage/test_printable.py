@@ -203,7 +203,7 @@ def test_a_purge_finds_a_name_where_the_log_has_it(tmp_path):
 
 def test_the_end_of_a_run_is_shown_without_control_characters(tmp_path):
     runs, metrics = tmp_path / "runs.jsonl", tmp_path / "m.prom"
-    output = tmp_path / "told"
+    output = tmp_path / "printed"
     config = load_config(
         overrides={
             "store": str(tmp_path / "no\nstore"),

@@ -32,7 +32,7 @@ from shards.weights import read_entries
 WHOLE_FILE = Path(demo_model.__path__[0])
 FIRST, SECOND, LAST = (stage.spec for stage in plan_shards(load_model_config(WHOLE_FILE), 3).stages)
 PROCESSES = 4
-SLACK_BYTES = 64 << 10  # of what is fetched beside the tensors: the header, and gaps between them
+SLACK_BYTES = 64 << 10  # of what is fetched besides the tensors: the header, and gaps between them
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,7 @@ def test_a_command_whose_store_is_away_ends_with_one_line_and_exit_1(
     assert ended.value.code == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("embedder: store s3://team/store/CURRENT.json")
-    assert last.endswith("try again when it answers"), "no run has begun, so there is nothing to go on with"
+    assert last.endswith("try again when it answers"), "no run has begun, so there is nothing to continue"
 
 
 def test_no_credentials_at_all_is_one_line(monkeypatch, tmp_path):

@@ -59,7 +59,7 @@ def holder_process(files: StoreFiles) -> subprocess.Popen:
 
 
 def controlled_clock(files: StoreFiles, step_s: float) -> list[float]:
-    """Have the clock of a waiting process go on by a step with each look at it; the times that it saw."""
+    """Advance the clock of a waiting process by a step with each look at it; the times that it saw."""
     times_s: list[float] = []
 
     def clock_s() -> float:
@@ -205,7 +205,7 @@ def test_a_run_that_lost_the_store_is_told_that_and_not_how_it_stopped(files):
         while not lease.lost and time.monotonic() < deadline_s:
             time.sleep(0.05)
         raise RunFailedError("stopped on request")
-    assert json.loads(files.read(LOCK_FILE))["token"] == "other", "what is not ours is not let go"
+    assert json.loads(files.read(LOCK_FILE))["token"] == "other", "what is another's is not let go"
 
 
 def test_a_release_that_fails_harms_nobody(files, monkeypatch):

@@ -118,7 +118,7 @@ def test_what_is_deleted_is_gone_from_the_disk_before_the_list_of_it_is(tmp_path
         folder_of(path) for path in deleted
     }
     listed = disk.calls.index(("rename", "CURRENT.json"))
-    assert all(disk.calls.index(("unlink", path)) > listed for path in deleted), "CURRENT.json tells of them first"
+    assert all(disk.calls.index(("unlink", path)) > listed for path in deleted), "CURRENT.json names them first"
     assert disk.calls.index(("link", gone[-1])) < listed
 
 

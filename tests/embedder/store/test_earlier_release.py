@@ -1,6 +1,6 @@
 """A store that an earlier release made is opened, searched and refreshed by this one, and nothing is embedded again.
 
-`data/store_format_2.tar.gz` was made by the release before the folders of `embedder` were named anew: 12 drawings made
+`data/store_format_2.tar.gz` was made by the release before the folders of `embedder` were renamed: 12 drawings made
 in code and their captions under `photos/in`, a model of random weights, one run, one index.
 """
 

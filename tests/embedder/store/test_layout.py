@@ -25,7 +25,7 @@ def files(tmp_path):
 
 
 def changed(files, path, **keys):
-    """Change keys of a record of a store; those of an object inside it beside its others."""
+    """Change keys of a record of a store; those of an object inside it next to its others."""
     record = json.loads(files.read(path))
     for name, value in keys.items():
         record[name] = record[name] | value if isinstance(record.get(name), dict) and isinstance(value, dict) else value

@@ -28,7 +28,7 @@ def state(run_id: str) -> Current:
 
 
 def watching(files: StoreFiles, step_s: float) -> tuple[list[float], list[float]]:
-    """Have time go on by a step with each look at the clock; the times that were seen, and how long was slept."""
+    """Advance the time by a step with each look at the clock; the times that were seen, and how long was slept."""
     ticks, times_s, slept_s = count(), [], []
 
     def clock_s() -> float:
@@ -126,7 +126,7 @@ def test_a_lock_removed_by_hand_in_a_bucket_says_that_it_would_have_expired(in_b
         in_bucket.delete(LOCK_FILE)
         move_current(in_bucket, state("ours"))
     assert read_current(in_bucket) is None
-    assert not in_bucket.exists(LOCK_FILE), "what is not ours is not made again"
+    assert not in_bucket.exists(LOCK_FILE), "what is another's is not made again"
 
 
 @pytest.mark.medium

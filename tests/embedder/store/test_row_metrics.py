@@ -86,7 +86,7 @@ def all_metrics(own_file):
     ]
 
 
-def told(configs, *chunks):
+def text_of(configs, *chunks):
     """Figures by name, and the states that are kept, as text."""
     figures, states = compute_figures(configs, chunks[0].schema, chunks)
     return json.dumps([figures, states], sort_keys=True, allow_nan=False)
@@ -116,7 +116,7 @@ def test_any_partition_in_any_order_has_the_figures_of_the_whole(own_file, sizes
     parts = [turned.slice(begin, end - begin) for begin, end in pairwise(cuts)] or [turned]
     chance.shuffle(parts)
     configs = all_metrics(own_file)
-    assert told(configs, rows.schema.empty_table(), *parts) == told(configs, rows)
+    assert text_of(configs, rows.schema.empty_table(), *parts) == text_of(configs, rows)
 
 
 def test_a_sum_that_floating_point_loses_is_exact():

@@ -47,7 +47,7 @@ def test_the_one_before_is_published_again_and_undone_by_its_number(files):
     assert (number, manifest.kind, read_current(files).index) == (1, "flat", 1)
     store = open_store(files.address)
     assert [hit.item_id for hit in store.search(QUERY, 1)] == ["b.jpg"]
-    assert publications(files)[-1].index == 1, "history tells the same"
+    assert publications(files)[-1].index == 1, "history says the same"
     assert rollback_index(files, 2)[0] == read_current(files).index == 2
     assert read_current(files).model_dump(exclude={"index"}) == rows, "nothing but the index changes"
 
@@ -140,8 +140,8 @@ def test_from_the_command_line_it_says_what_is_published(files):
     build_store_index(files, kind="hnsw")
     done = runner.invoke(app, ["index", "rollback", *store, "--json"])
     assert json.loads(done.stdout.splitlines()[-1])["index"] == 1
-    told = json.loads(runner.invoke(app, ["index", "status", *store, "--json"]).stdout.splitlines()[-1])
-    assert [(each["index"], each["published"]) for each in told["versions"]] == [(1, True), (2, False)]
+    status = json.loads(runner.invoke(app, ["index", "status", *store, "--json"]).stdout.splitlines()[-1])
+    assert [(each["index"], each["published"]) for each in status["versions"]] == [(1, True), (2, False)]
     assert "published again: index 2: HNSW" in runner.invoke(app, ["index", "rollback", "--to", "2", *store]).stdout
     assert isinstance(runner.invoke(app, ["index", "rollback", "--to", "9", *store]).exception, StoreError)
 

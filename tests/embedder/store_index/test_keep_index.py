@@ -1,4 +1,4 @@
-"""A store that has an index keeps one: updated, else built anew, else exact; none goes live that finds too little."""
+"""A store that has an index keeps one: updated, else rebuilt, else exact; none goes live that finds too little."""
 
 from pathlib import Path
 
@@ -115,14 +115,14 @@ def test_where_too_much_would_be_masked_it_is_rebuilt_and_says_why(files, said):
 
 @pytest.mark.medium
 def test_another_kind_that_is_asked_for_is_built_and_the_same_is_updated(files, said):
-    for kind, told in (
+    for kind, expected in (
         ("hnsw", "updated"),
         ("HNSW32,Flat", "updated"),
         ("flat", "rebuilt as Flat"),
         ("auto", "updated"),
     ):
         indexed_run(files, item(300 + len(said)), config=IndexConfig(kind=kind))
-        assert told in said[-1]
+        assert expected in said[-1]
     indexed_run(files, item(400), config=IndexConfig(kind="HNSW16,Flat"))
     assert "rebuilt as HNSW16,Flat" in said[-1] and "index.kind = HNSW16,Flat is asked for" in said[-1]
 
@@ -145,7 +145,7 @@ def test_of_a_damaged_or_missing_index_another_is_built(files, said):
     for info in list(files.list("index")):
         files.delete(info.path)
     indexed_run(files, item(201))
-    assert "rebuilt" in said[-1] and "no index to go on from" in said[-1]
+    assert "rebuilt" in said[-1] and "no index to continue from" in said[-1]
     assert_whole(files)
 
 
@@ -242,13 +242,13 @@ def test_by_hand_the_last_is_kept_or_the_build_fails_where_none_keeps_the_limits
 
 
 @pytest.mark.parametrize(
-    ("on_missed", "told"),
+    ("on_missed", "expected"),
     [("publish", "no design keeps the constraints, and this one misses "), ("keep", "index 2: exact; ")],
 )
-def test_a_night_whose_rebuild_misses_the_limits_has_its_index_and_says_so(files, said, on_missed, told):
+def test_a_night_whose_rebuild_misses_the_limits_has_its_index_and_says_so(files, said, on_missed, expected):
     config = IndexConfig(latency_ms=IMPOSSIBLE_MS, on_missed=on_missed)
     indexed_run(files, retired=[f"{number:04d}.jpg" for number in range(80)], config=config)
-    assert told in said[-1]
+    assert expected in said[-1]
     assert read_current(files).index == 2
     assert_whole(files)
 

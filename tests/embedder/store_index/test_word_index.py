@@ -87,7 +87,7 @@ def test_an_update_analyses_what_changed_and_nothing_else(tmp_path, monkeypatch)
         lambda texts, analyser: seen.extend(texts.to_pylist()) or word_parts.part_of(texts, analyser),
     )
     night(files, {7: "a zebra", 500: "a quagga", 8: None}, 1, retired=[9])
-    assert sorted(seen) == ["a quagga", "a zebra"], "their part files were written anew with all other rows"
+    assert sorted(seen) == ["a quagga", "a zebra"], "their part files were rewritten with all other rows"
     opened = open_words(files, read_current(files).embeddings)
     assert opened.manifest.num_gone == int((opened.rows == NO_ROW).sum())
     assert rankings(published_words(files)) == rankings(rebuilt(files, tmp_path / "built"))
@@ -116,7 +116,7 @@ def test_languages_are_those_of_the_configuration(tmp_path):
     texts = {0: "a cat runs", 1: "cats were running", 2: "a dog"}
     night(files, texts, config=IndexConfig(words="english"))
     assert len(published_words(files).ranking("running cat", 9)) == 2
-    night(files, {3: "the runner"}, 1)  # by the analyser of this run, so built anew
+    night(files, {3: "the runner"}, 1)  # by the analyser of this run, so built from scratch
     assert published_captions(files)[published_words(files).ranking("running", 9)[0]] == "cats were running"
     assert open_words(files, read_current(files).embeddings).manifest.analyser == "unicode"
 
@@ -148,5 +148,5 @@ def test_a_damaged_file_is_refused(tmp_path, name, damage):
     damaged = {"altered": content[:-1] + bytes([content[-1] ^ 1]), "zeros": bytes(len(content)), "cut": content[:-1]}
     if damage != "missing":
         file.write_bytes(damaged[damage])
-    with pytest.raises(RetrievalError, match="`embedder index build` makes it anew"):
+    with pytest.raises(RetrievalError, match="`embedder index build` makes it again"):
         published_words(files).ranking("sea", 9)

@@ -1,4 +1,4 @@
-"""Rows of items after steps that reject some, or make several of one: counted anew, told once."""
+"""Rows of items after steps that reject some, or make several of one: counted again, reported once."""
 
 import numpy as np
 import pytest

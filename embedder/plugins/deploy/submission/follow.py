@@ -17,15 +17,15 @@ def follow_log(server: JobServer, job_id: str) -> Iterator[str]:
     Raises `ConfigError` if there is no such job; `RunFailedError` if it failed or was stopped, or the head doesn't
     answer any more.
     """
-    num_told = 0
+    num_shown = 0
     while True:
         info = server.job(job_id)  # before the log, so that nothing that an ended job wrote is missed
         log = server.log(job_id)
-        if len(log) < num_told:  # started again
-            num_told = 0
+        if len(log) < num_shown:  # started again
+            num_shown = 0
         end = len(log) if info.is_over else log.rfind("\n") + 1  # a line may still be written
-        if piece := log[num_told:end]:
-            num_told = end
+        if piece := log[num_shown:end]:
+            num_shown = end
             yield piece
         if info.is_over:
             check_ended(info, log)
@@ -39,7 +39,7 @@ def check_ended(info: JobInfo, log: str = "") -> None:
         return
     if info.status == "STOPPED":
         raise RunFailedError(
-            f"job {info.job_id} was stopped; what is finished is kept, and the same submission goes on with it"
+            f"job {info.job_id} was stopped; what is finished is kept, and the same submission continues it"
         )
     code = f" with exit code {info.exit_code}" if info.exit_code is not None else ""
     last = (log.strip() or info.message.strip() or "it left no log").rpartition("\n")[2]

@@ -165,7 +165,7 @@ class JobServer(HttpClient):
         if self._has_answered:
             return RunFailedError(
                 f"{self.url}: the cluster's head has not answered any more for {PATIENCE_S:g} s ({found}); the job may "
-                "go on or have ended with it: what it finished is kept, and the same submission goes on later"
+                "continue or have ended with it: what it finished is kept, and the same submission continues later"
             )
         return ConfigError(
             f"{self.url}: it can't be reached ({found}); give the address of the cluster's dashboard, as {self.example}"

@@ -218,7 +218,7 @@ def wanted_libraries(requirements: Callable[[str], list[str] | None] = requires)
     try:
         lines = requirements("embedder")
     except PackageNotFoundError:
-        raise ConfigError("--install: nothing tells the libraries of an embedder that is not installed") from None
+        raise ConfigError("--install: nothing names the libraries of an embedder that is not installed") from None
     found = (Requirement(line) for line in lines or ())
     wanted = (each for each in found if each.marker is None or each.marker.evaluate({"extra": EXTRA}))
     return sorted(f"{each.name}{each.specifier}" for each in wanted if each.name not in ("ray", "embedder"))

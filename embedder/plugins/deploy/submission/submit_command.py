@@ -103,11 +103,11 @@ def logs(job: JobId, address: Address = None, follow: Follow = False) -> None:
 
 @app.command("stop")
 def stop(job: JobId, address: Address = None, as_json: AsJson = False) -> None:
-    """Stop a job as Ctrl-C would; what is finished is kept, and the same submission goes on with it."""
+    """Stop a job as Ctrl-C would; what is finished is kept, and the same submission continues it."""
     server = job_server(address)
     is_stopped = server.stop(job)
-    told = "is asked to stop; what is finished is kept" if is_stopped else "was not running"
-    print_result(as_json, Result({"job_id": job, "stopped": is_stopped}, [f"job {job} {told}"]))
+    answer = "is asked to stop; what is finished is kept" if is_stopped else "was not running"
+    print_result(as_json, Result({"job_id": job, "stopped": is_stopped}, [f"job {job} {answer}"]))
 
 
 def address_of(given: str | None) -> str:
@@ -155,7 +155,7 @@ def _follow(server: "JobServer", job_id: str) -> None:
             _print_log(piece)
     except SignalInterrupt as error:
         error.args = (
-            f"no longer following; job {job_id} goes on: `embedder jobs logs {job_id} --follow` follows it, "
+            f"no longer following; job {job_id} continues: `embedder jobs logs {job_id} --follow` follows it, "
             f"`embedder jobs stop {job_id}` stops it",
         )
         raise

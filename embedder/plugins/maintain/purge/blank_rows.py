@@ -74,7 +74,7 @@ def blank(table: RecordTable, path: str, ids: Collection[str]) -> BlankedPart:
 
 
 def mark_blanked(files: StoreFiles, table: str, parts: Mapping[str, BlankedPart], vectors: Vectors) -> None:
-    """Mark blanked rows in every version that has their part file, and tell its new size and statistics."""
+    """Mark blanked rows in every version that has their part file, and record its new size and statistics."""
     restated: dict[tuple[str, DeletionVector | None], tuple[DeletionVector, str]] = {}
     for path, blanked in parts.items():
         for vector in sorted(vectors[path], key=str):

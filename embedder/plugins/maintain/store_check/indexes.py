@@ -34,7 +34,7 @@ def check_index(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
     if number is None:
         return []
     folder = f"{INDEX_FOLDER}/{number:06d}"
-    cure = f"`embedder index build {model.files.option}` makes one anew"
+    cure = f"`embedder index build {model.files.option}` makes another"
     manifest = attempt(lambda: fetched_manifest(model.files, number))
     if isinstance(manifest, Unreadable):
         rule = "the published index has its manifest"
@@ -44,7 +44,7 @@ def check_index(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
     total = sum(sizes.get(name, 0) for name in manifest.sha256)
     # A manifest of the first format has the size of one file.
     if not findings and QUERIES_NAME in manifest.sha256 and total != manifest.size_bytes:
-        found = f"its files have {total:,} bytes, and its manifest tells {manifest.size_bytes:,}"
+        found = f"its files have {total:,} bytes, and its manifest names {manifest.size_bytes:,}"
         findings.append(Finding("error", model.place(folder), found, "no file of an index changes", cure))
     return findings + _fitting(model, folder, manifest, num_valid, cure)
 
@@ -80,7 +80,7 @@ def check_words(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
     if path not in model.listing:
         return []  # searches then build their own
     folder = words_path(version)
-    cure = f"`embedder index build {model.files.option}` makes it anew"
+    cure = f"`embedder index build {model.files.option}` makes it again"
     manifest = attempt(lambda: WordsManifest.model_validate_json(model.files.read(path)))
     if isinstance(manifest, Unreadable):
         rule = "a word index has its manifest, in a format that this release reads"
@@ -98,7 +98,7 @@ def check_words(model: CheckedModel, num_valid: Counts, *, deep: bool) -> list[F
 
 
 def _may_have(model: CheckedModel, num_captions: int, num_found: int) -> bool:
-    """Return whether a word index may have so many texts: those of captions, and of rows with keywords alone."""
+    """Return whether a word index may have so many texts: those of captions, and of rows with only keywords."""
     if num_found <= num_captions or model.name:
         return num_found == num_captions
     schema = attempt(lambda: RecordTable(model.files, "embeddings", model.current.embeddings).schema)
@@ -113,7 +113,7 @@ def check_row_files(model: CheckedModel, *, deep: bool) -> list[Finding]:
     }
     findings: list[Finding] = []
     for folder in sorted(folders):
-        cure = f"delete its folder, and `embedder index update {model.files.option}` makes it anew"
+        cure = f"delete its folder, and `embedder index update {model.files.option}` makes it again"
         hashes = attempt(partial(_row_hashes, model.files, folder))
         if isinstance(hashes, Unreadable):
             rule = "row files have a manifest with their hashes"
@@ -143,8 +143,8 @@ def check_towers(model: CheckedModel, *, deep: bool) -> list[Finding]:
         rule = "query towers have a manifest, without which a search needs torch and the model folder"
         return [Finding("warning", model.place(f"{folder}/{MANIFEST_FILE}"), manifest.reason, rule, cure)]
     hashes = {name: each.sha256 for name, each in manifest.files.items()}
-    told = {name: each.size_bytes for name, each in manifest.files.items()}
-    return check_hashes(model, folder, hashes, cure, sizes=told, deep=deep)
+    expected = {name: each.size_bytes for name, each in manifest.files.items()}
+    return check_hashes(model, folder, hashes, cure, sizes=expected, deep=deep)
 
 
 def check_hashes(
@@ -161,9 +161,9 @@ def check_hashes(
     `folder` is relative to the model's view; `hashes` are SHA-256 in hex; `sizes` are in bytes, if the manifest has
     them; `cure` is the remedy for damage. `deep` reads all files and compares their hashes.
     """
-    there, told = model.sizes_below(folder), sizes or {}
+    there, expected = model.sizes_below(folder), sizes or {}
     missing = [name for name in hashes if name not in there and not model.files.exists(f"{folder}/{name}")]
-    cut = [name for name in hashes if name in there and told.get(name, there[name]) != there[name]]
+    cut = [name for name in hashes if name in there and expected.get(name, there[name]) != there[name]]
     whole = [name for name in hashes if name in there and name not in cut] if deep else []
     found = [(name, attempt(partial(hash_of, model.files, f"{folder}/{name}", there[name]))) for name in whole]
     altered = [name for name, digest in found if digest != hashes[name]]
@@ -171,7 +171,7 @@ def check_hashes(
         _of_files(model, folder, names, what, cure)
         for names, what in (
             (missing, "missing"),
-            (cut, "not of the size that its manifest tells"),
+            (cut, "not of the size that its manifest names"),
             (altered, "altered, by the sha256 of its manifest"),
         )
         if names
@@ -207,7 +207,7 @@ def unfinished_indexes(model: CheckedModel, *, is_writing: bool) -> list[Finding
             continue
         place = model.place(folder)
         if MANIFEST_NAME not in sizes:
-            what = "a claim of its number alone" if set(sizes) == {"claim"} else "an index without a manifest"
+            what = "only a claim of its number" if set(sizes) == {"claim"} else "an index without a manifest"
             found_text = f"{what}, {plural(len(sizes), 'file')} of {plural(sum(sizes.values()), 'byte')}"
             rule = "a manifest is written last, and makes an index of a folder"
             findings.append(Finding("note", place, found_text, rule, cure))

@@ -34,8 +34,8 @@ def leftovers(
     built = f"{whose}the next index that is made deletes {{}}"
     kinds = (
         (temporary, "unfinished file", "a file is renamed once it is whole", vacuum),
-        (parts, "part file", "each part file is of a version, or of a run that goes on", vacuum),
-        (vectors, "file of deletion vectors", "each is of a version, or of a run that goes on", vacuum),
+        (parts, "part file", "each part file is of a version, or of a run in progress", vacuum),
+        (vectors, "file of deletion vectors", "each is of a version, or of a run in progress", vacuum),
         (building, "file of an index that was cut off", "an index is renamed once it is whole", built),
     )
     return [_finding(listing, paths, noun, rule, cure) for paths, noun, rule, cure in kinds if paths]

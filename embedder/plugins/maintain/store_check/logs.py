@@ -80,7 +80,7 @@ def _gap(place: str, missing: Sequence[int], checkpoints: Iterable[int], publish
         place,
         f"lacks {format_names(f'entry {number}' for number in missing)}",
         "each version has its entry, and what is published has them all from its last checkpoint on",
-        RESTORE if lost else "versions before the checkpoint can't be read any more; restore them, or go on",
+        RESTORE if lost else "versions before the checkpoint can't be read any more; leave them, or restore them",
     )
 
 

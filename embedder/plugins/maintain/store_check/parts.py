@@ -99,7 +99,7 @@ def check_table(
     version = getattr(model.current, table)
     parts = attempt(lambda: RecordTable(model.files, table, version).parts())
     if isinstance(parts, Unreadable):
-        rule = "the log of the table tells the published version, with the rows of each part file"
+        rule = "the log of the table names the published version, with the rows of each part file"
         cure = way_back.cure(table, ())
         found.findings.append(Finding("error", model.place(table), parts.reason, rule, cure))
         return found
@@ -121,11 +121,11 @@ def _present(
     gone = {each.path for each in missing}
     cut = [each for each in parts if each.path in sizes and sizes[each.path] != each.size_bytes]
     doomed = [each for each in parts if f"{table}/{each.path}" in model.doomed]
-    rule = "each part file of the published version is there, in the size that the log tells"
+    rule = "each part file of the published version is there, in the size that the log names"
     if missing:
         found.findings.append(_of_parts(model, missing, "missing", rule, way_back))
     if cut:
-        what = f"not of the size that the log tells ({sizes[cut[0].path]:,} bytes, not {cut[0].size_bytes:,})"
+        what = f"not of the size that the log names ({sizes[cut[0].path]:,} bytes, not {cut[0].size_bytes:,})"
         found.findings.append(_of_parts(model, cut, what, rule, way_back))
     if doomed:
         finding = _of_parts(model, doomed, "listed in deletions/", "nothing that is published is to go", way_back)
@@ -187,7 +187,7 @@ class _Faults:
     Attributes:
         fingerprint: of the model that rows must be of; None if it is unknown.
         unreadable: files that can't be read or lack rows, each with the reason.
-        damaged: their paths; for one whose deletion vector alone is damaged, the place of that.
+        damaged: their paths; for one of which only the deletion vector is damaged, the place of that.
         widths: paths of the files by the width of their vectors; more than one width breaks the rule.
         not_finite: files with vectors that have NaN or infinity.
         foreign: files with rows of another model.
@@ -207,7 +207,7 @@ class _Faults:
             return
         num_rows = content.keys.num_rows
         if num_rows != part.num_rows:
-            self._add_unreadable(part, f"it has {num_rows:,} rows, not {part.num_rows:,} as the log tells")
+            self._add_unreadable(part, f"it has {num_rows:,} rows, not {part.num_rows:,} as the log says")
         for width in set().union(*content.widths.values()):
             self.widths.setdefault(width, []).append(part.path)
         if content.num_not_finite:
@@ -224,13 +224,13 @@ class _Faults:
         """Yield a finding for each rule that is broken."""
         if self.unreadable:
             what = f"damaged ({self.unreadable[0][1]})"
-            rule = "each part file can be read, and has the rows that the log tells"
+            rule = "each part file can be read, and has the rows that the log names"
             yield _of_parts(model, [part for part, _ in self.unreadable], what, rule, way_back, self.damaged)
         if len(self.widths) > 1:
-            told = ", ".join(f"{width} in {format_names(paths)}" for width, paths in sorted(self.widths.items()))
+            widths = ", ".join(f"{width} in {format_names(paths)}" for width, paths in sorted(self.widths.items()))
             rule = "all vectors of a model are of one width"
             cure = way_back.cure("embeddings", min(self.widths.values(), key=len))
-            yield Finding("error", model.place("embeddings"), f"widths {told}", rule, cure)
+            yield Finding("error", model.place("embeddings"), f"widths {widths}", rule, cure)
         if self.not_finite:
             rule = "each value of a vector is a finite number"
             yield _of_parts(model, self.not_finite, "with vectors that have NaN or infinity", rule, way_back)
@@ -250,7 +250,7 @@ def read_part(files: StoreFiles, part: PartFile, counted_columns: Sequence[str],
     content = files.read_table(path, None if deep else [*schema.names, *(counted_columns if vector else ())])
     if vector is not None:
         if content.num_rows != part.num_stored:
-            raise ValueError(f"it has {content.num_rows:,} rows, not {part.num_stored:,} as the log tells")
+            raise ValueError(f"it has {content.num_rows:,} rows, not {part.num_stored:,} as the log says")
         marked = marked_rows(files, part.table, vector, part.num_stored)
         content = content.filter(pa.array(live_rows(marked, part.num_stored)))
     if lacking := {"item_id"} - set(content.column_names):

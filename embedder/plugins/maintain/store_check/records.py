@@ -73,7 +73,7 @@ def _report_unpublished(listing: Listing) -> Finding:
     records = sorted(path for path in listing if path.startswith(f"{RUNS_FOLDER}/") and path.endswith(PUBLISHED_FILE))
     if not records:
         rule = "a store is searched once something is published"
-        return Finding("note", CURRENT_FILE, "nothing is published yet", rule, "the command that began it goes on")
+        return Finding("note", CURRENT_FILE, "nothing is published yet", rule, "the command that began it continues it")
     return Finding(
         "error",
         CURRENT_FILE,
@@ -89,7 +89,7 @@ def _read_bound_model(
     """Return the model of a view's vectors, from store.json and its publication; add what is wrong to the findings."""
     place = model_folder(model) + STORE_FILE
     bound = attempt(lambda: read_record(files, STORE_FILE, StoreInfo))
-    rule = "it tells whose vectors the store has"
+    rule = "it says whose vectors the store has"
     if isinstance(bound, Unreadable) and bound.mistake is not None and NEWER in str(bound.mistake):
         raise bound.mistake
     if bound is None or isinstance(bound, Unreadable):
@@ -106,9 +106,9 @@ def _read_bound_model(
         found = ", ".join(
             f"{name} {getattr(bound, name)}, and CURRENT.json has {getattr(served, name)}" for name in names
         )
-        rule = "both tell of one model; readers go by CURRENT.json"
+        rule = "both name one model; readers go by CURRENT.json"
         findings.append(
-            Finding("warning", place, found, rule, "the next `embedder refresh CONFIG.toml` writes it anew")
+            Finding("warning", place, found, rule, "the next `embedder refresh CONFIG.toml` writes it again")
         )
     return served
 
@@ -142,7 +142,7 @@ def check_chain(files: StoreFiles, current: Current) -> Chain:
             run_file(run_id, name),
             each.reason,
             "each run and each publication has a record that can be read",
-            "restore the file from a backup, or delete it: what it tells is lost then",
+            "restore the file from a backup, or delete it: what it says is lost then",
         )
         for run_id, records in zip(run_ids, read, strict=True)
         for name, each in zip((PUBLISHED_FILE, RUN_FILE), records, strict=True)
@@ -214,7 +214,7 @@ def _differing(current: Current, record: Published) -> list[Finding]:
     if not names:
         return []
     found = f"it differs from {CURRENT_FILE} in {', '.join(names)}"
-    rule = "the record of a publication tells what is published"
+    rule = "the record of a publication says what is published"
     cure = f"restore the file from a backup, or write the values of {CURRENT_FILE} into it"
     return [Finding("error", run_file(record.run_id, PUBLISHED_FILE), found, rule, cure)]
 
@@ -227,7 +227,7 @@ def _interim(files: StoreFiles, current: Current) -> list[Finding]:
     for name in ("", *sorted(current.models)):
         state = attempt(lambda: interim_state(model_files(files, name), run_id))  # noqa: B023
         if isinstance(state, Unreadable):
-            rule = "an interim publication tells what it has of its run"
+            rule = "an interim publication says what it has of its run"
             cure = "restore the file from a backup, or go back with `embedder rollback`"
             findings.append(Finding("error", f"{model_folder(name)}{RUNS_FOLDER}/{run_id}", state.reason, rule, cure))
     return findings
@@ -257,7 +257,7 @@ def check_runs(files: StoreFiles, chain: Chain, models: list[str], listing: List
                 findings.append(Finding("error", place, found, rule, cure))
         found = f"not finished, with {plural(num_items, 'item')} in its journal"
         rule = "a run publishes at its end"
-        cure = "the command that began it goes on with it"
+        cure = "the command that began it continues it"
         findings.append(Finding("note", f"{RUNS_FOLDER}/{info.run_id}", found, rule, cure))
     return findings
 

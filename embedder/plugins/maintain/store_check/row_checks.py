@@ -15,7 +15,7 @@ from embedder.store.tables.item_rows import mismatches
 REPAIR = "`embedder refresh CONFIG.toml --repair` embeds them again"
 
 _OF_STRANGERS = "`embedder refresh CONFIG.toml --repair` embeds those again that are listed, and retires the others"
-_AS_TOLD = "an embedded item has as many rows in embeddings as its num_vectors tells"
+_ALL_ROWS = "an embedded item has as many rows in embeddings as its num_vectors says"
 # What is checked of an item, worst first: severity, table, what was found, rule, and remedy.
 _KINDS: tuple[tuple[str, Severity, str, str, str, str], ...] = (
     ("twice", "error", "items", "in more than one row", "items has each item_id once", REPAIR),
@@ -23,10 +23,10 @@ _KINDS: tuple[tuple[str, Severity, str, str, str, str], ...] = (
      "each row of embeddings has its item", _OF_STRANGERS),
     ("segments twice", "error", "embeddings", "with a segment in more than one row",
      "embeddings has each item_id and segment once", REPAIR),
-    ("without vectors", "error", "items", "in state embedded without all vectors", _AS_TOLD, REPAIR),
-    ("other vectors", "error", "items", "in state embedded with more vectors than told", _AS_TOLD, REPAIR),
-    ("rejects", "warning", "items", "not embedded, with other vectors than told",
-     "an item that was rejected keeps as many rows in embeddings as its num_vectors tells", REPAIR),
+    ("without vectors", "error", "items", "in state embedded without all vectors", _ALL_ROWS, REPAIR),
+    ("other vectors", "error", "items", "in state embedded with more vectors than num_vectors says", _ALL_ROWS, REPAIR),
+    ("rejects", "warning", "items", "not embedded, with other vectors than num_vectors says",
+     "an item that was rejected keeps as many rows in embeddings as its num_vectors says", REPAIR),
 )  # fmt: skip
 
 
@@ -60,12 +60,12 @@ def check_rows(model: CheckedModel, items: TableContent, embeddings: TableConten
 def kinds_of(found: pa.Table) -> dict[str, pa.ChunkedArray]:
     """Group ids of items (`embedder.store.tables.item_rows.MISMATCHES`) by their worst mistake."""
     is_embedded = pc.fill_null(pc.equal(found["state"], "embedded"), False)
-    told = pc.coalesce(found["num_told"], 1)
+    expected = pc.coalesce(found["num_expected"], 1)
     conditions = (
         pc.greater(found["num_records"], 1),
         pc.equal(found["num_records"], 0),
         pc.less(found["num_segments"], found["num_rows"]),
-        pc.and_(is_embedded, pc.less(found["num_rows"], told)),
+        pc.and_(is_embedded, pc.less(found["num_rows"], expected)),
         is_embedded,
     )
     kinds = [pa.scalar(kind) for kind, *_ in _KINDS]

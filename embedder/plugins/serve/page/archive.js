@@ -1,4 +1,4 @@
-/** Pages beside the search: what the archive is, what changed last and what was rejected; and groups of duplicates. */
+/** Pages next to the search: what the archive is, what changed last and what was rejected; and groups of duplicates. */
 
 import { ApiError, duplicates, imageUrl, items, rejects, status } from "./api.js";
 import { allVersions, modelName } from "./compare.js";
@@ -36,7 +36,7 @@ export async function showPage() {
   return undefined;
 }
 
-/** Draws the page anew when it is next shown: another publication is served. */
+/** Draws the page again when it is next shown: another publication is served. */
 export function forgetPage() {
   drawn = "";
 }
@@ -49,8 +49,8 @@ async function drawArchive() {
   const all = () => update({ page: "", sort: "embedded", filters: ofRun });
   const facts = `${plural(served.num_items, "file")}, ${plural(found.num_rejects, "reject")}`;
   const news = changed.num_items
-    ? `${plural(changed.num_items, "picture or video", "pictures and videos")} new or embedded anew.`
-    : "The last refresh embedded nothing anew.";
+    ? `${plural(changed.num_items, "picture or video", "pictures and videos")} new or embedded again.`
+    : "The last refresh embedded nothing.";
   const showAll = `Show all ${changed.num_items.toLocaleString("en")}`;
   body.replaceChildren(
     h("h2", { class: "display" }, "This archive"),

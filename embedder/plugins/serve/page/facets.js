@@ -15,8 +15,8 @@ const SHOWN_VALUES = 8;
 const NONE = "no value";
 const HAS_ZONE = /T.*(Z|[+-]\d\d:\d\d)$/;
 /** @type {Record<string, string>} */
-const KINDS = { image: "picture", pair: "picture with a caption", video: "video", text: "caption alone" };
-// Columns of the embedder's own, which tell about the run and not about the image: they come last.
+const KINDS = { image: "picture", pair: "picture with a caption", video: "video", text: "caption only" };
+// Columns of the embedder's own, which describe the run and not the image: they come last.
 const TEXTS_OF_ITEMS = ["item_id", "content_version", "caption", "uri", "folder", "file_name"];
 const OF_FILES = ["file_type", "file_date", "file_size"];
 const OWN = [
@@ -72,7 +72,7 @@ export async function showFilters() {
 }
 
 /**
- * Columns that can tell rows apart: of two values or more, most of which stand more than once.
+ * Columns that can distinguish rows: of two values or more, most of which stand more than once.
  * @param {Facet[]} columns
  */
 export function useful(columns) {
@@ -130,7 +130,7 @@ function draw(all, columns, counts) {
 
 let areOwnOpen = false;
 
-/** Filters by what tells about the run, folded away. @param {Node[]} sections */
+/** Filters by what describes the run, folded away. @param {Node[]} sections */
 function foldedOwn(sections) {
   if (!sections.length) return [];
   const attributes = { class: "own", open: areOwnOpen, ontoggle: rememberOwn };

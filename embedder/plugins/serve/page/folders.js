@@ -1,5 +1,5 @@
 /**
- * Folders as a tree, made of the paths that items lie in; arithmetic alone.
+ * Folders as a tree, made of the paths that items lie in; only arithmetic.
  *
  * @typedef {{name: string, path: string, count: number, folders: Folder[]}} Folder count of all rows in it and below
  */

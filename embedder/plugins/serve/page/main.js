@@ -41,7 +41,7 @@ const hooksOf = (side) => ({
   changed: showCount,
   cure: (/** @type {import("./api.js").ApiError} */ { status: code, problem: { where } }) => {
     if (where === "version") return { label: "Show the latest", run: () => update({ version: "", vs: "" }) };
-    if (code === 404 && where === "item") return { label: "Start anew", run: () => update(NO_QUERY) };
+    if (code === 404 && where === "item") return { label: "Start again", run: () => update(NO_QUERY) };
     return null;
   },
   empty: () =>
@@ -221,7 +221,7 @@ async function follow() {
   showInstruction();
   find("#store").textContent = [name, plural(files, "item"), `refreshed ${date(at)}`].join(" · ");
   if (served && version !== served) {
-    showBanner("publication", "The archive has been published anew.", { label: "Show it", run: refresh });
+    showBanner("publication", "The archive has been published again.", { label: "Show it", run: refresh });
   }
   const isFirst = !served;
   served ||= version;
@@ -231,7 +231,7 @@ async function follow() {
   }
 }
 
-/** Searches anew in what is published now. */
+/** Searches again in what is published now. */
 async function refresh() {
   hideBanner("publication");
   served = "";

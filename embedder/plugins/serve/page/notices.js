@@ -1,4 +1,4 @@
-/** Words to the reader: a quiet banner, what a screen reader is told, and errors shown kindly. */
+/** Words to the reader: a quiet banner, what a screen reader says, and errors shown kindly. */
 
 import { find, h, icon } from "./dom.js";
 import { now } from "./state.js";
@@ -21,7 +21,7 @@ export function hideBanner(kind) {
 }
 
 /**
- * Tells a screen reader.
+ * Has a screen reader say something.
  * @param {string} text
  */
 export function announce(text) {

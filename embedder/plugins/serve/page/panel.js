@@ -13,7 +13,7 @@ import { view } from "./viewer.js";
 
 const ENLARGED = 3; // a small image is shown so many times its size at most
 const MIN_SHOWN_PX = 420;
-// Columns that tell about the run and not about what the image shows.
+// Columns that describe the run and not what the image shows.
 const OF_RUN = ["content_version", "model_fingerprint", "preprocess_fingerprint", "run_id", "embedded_at"];
 const OF_FILE = [
   "item_id",
@@ -49,7 +49,7 @@ export function startPanel(given) {
     closePanel();
   });
   // A browser need not ask before: on Esc without a click on the page, on a phone's gesture. The event comes later than the
-  // closing, perhaps after a click on the next item, so that what is in the address doesn't tell whose closing it was.
+  // closing, perhaps after a click on the next item, so that what is in the address doesn't say whose closing it was.
   dialog.addEventListener("close", () => {
     if (!isClosing && now().item) closePanel();
     isClosing = false;

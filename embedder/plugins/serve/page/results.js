@@ -123,7 +123,7 @@ export class Results {
 
   /** @param {string|null} cursor @returns {Promise<Page>} */
   async #ask(cursor) {
-    const version = this.askedVersion || (cursor ? this.page?.version : null); // goes on in the one that it began in
+    const version = this.askedVersion || (cursor ? this.page?.version : null); // continues in the one that it began in
     const request = { k: PAGE, ...this.request, cursor, version };
     if (!request.queries) {
       const { cursor: start, ...asked } = request;
@@ -157,7 +157,7 @@ export class Results {
     this.#watchEnd();
   }
 
-  /** Looks anew whether the end is near: it may be, still. */
+  /** Looks again whether the end is near: it may be, still. */
   #watchEnd() {
     this.nearEnd.unobserve(this.end);
     if (this.page?.cursor) this.nearEnd.observe(this.end);

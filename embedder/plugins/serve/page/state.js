@@ -25,9 +25,9 @@
  * @property {number|null} fold cosine from which near-duplicates are one result
  * @property {string} model further model to search by; empty for the main one
  * @property {string} version publication to search in; empty for the latest
- * @property {string} vs publication beside it; empty for none
+ * @property {string} vs publication next to it; empty for none
  * @property {string} item id of the item that the panel shows
- * @property {string} side "right" where it was opened among the results of the publication beside
+ * @property {string} side "right" where it was opened among the results of the publication next to it
  * @property {number} at its segment
  */
 
@@ -136,7 +136,7 @@ export function onChange(listener) {
 }
 
 /**
- * Names what decides the results, so that a panel that opens searches nothing anew.
+ * Names what decides the results, so that a panel that opens searches nothing again.
  * @param {State} state
  */
 export function searchKey(state) {

@@ -109,11 +109,11 @@ def similarity_losses(sides: list[tuple[torch.Tensor, torch.Tensor]], temperatur
     losses = []
     for place, (student, teacher) in enumerate(sides):
         for other, (student_columns, teacher_columns) in enumerate(sides):
-            ours, theirs = student @ student_columns.T, teacher @ teacher_columns.T
+            found, wanted = student @ student_columns.T, teacher @ teacher_columns.T
             if place == other:
-                ours, theirs = without_diagonal(ours), without_diagonal(theirs)
-            if len(ours) and ours.shape[1] >= LEAST_ROWS:
-                losses.append(row_divergence(ours / temperature, theirs / temperature))
+                found, wanted = without_diagonal(found), without_diagonal(wanted)
+            if len(found) and found.shape[1] >= LEAST_ROWS:
+                losses.append(row_divergence(found / temperature, wanted / temperature))
     return losses
 
 
@@ -127,5 +127,5 @@ def without_diagonal(square_RR: torch.Tensor) -> torch.Tensor:
 
 def row_divergence(student_RC: torch.Tensor, teacher_RC: torch.Tensor) -> torch.Tensor:
     """Compute the Kullback-Leibler divergence of each row's softmax from the teacher's; mean over rows."""
-    ours, theirs = functional.log_softmax(student_RC, dim=1), functional.log_softmax(teacher_RC, dim=1)
-    return functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    found, wanted = functional.log_softmax(student_RC, dim=1), functional.log_softmax(teacher_RC, dim=1)
+    return functional.kl_div(found, wanted, reduction="batchmean", log_target=True)

@@ -31,7 +31,7 @@ def prune_model(source: Path, folder: Path, layers: Mapping[str, LayerChoice]) -
     origins: dict[str, str] = {}
     for side, tower in config.towers.items():
         towers[side], of_side = _prune(tower, layers[side], f"model {source}, {side} tower")
-        origins |= {f"{side}.{ours}": f"{side}.{theirs}" for ours, theirs in of_side.items()}
+        origins |= {f"{side}.{new}": f"{side}.{old}" for new, old in of_side.items()}
     pruned = config.model_copy(update=towers)
     files = find_weights(source)
     shapes = model_shapes(pruned) | {name: shape for name, shape in OPTIONAL_SHAPES.items() if name in files}
@@ -52,13 +52,13 @@ def _prune(tower: Tower, choice: LayerChoice, where: str) -> tuple[Tower, dict[s
     smaller = tower.keep_layers(chosen)
     origins: dict[str, str] = {}
     for place, layer in reversed(list(enumerate(chosen))):  # if several share weights, the first one counts
-        ours, theirs = smaller.weights_of(place), tower.weights_of(layer)
-        shapes = smaller.shapes_of(ours)
-        if shapes != tower.shapes_of(theirs):
+        new, old = smaller.weights_of(place), tower.weights_of(layer)
+        shapes = smaller.shapes_of(new)
+        if shapes != tower.shapes_of(old):
             raise ModelError(
                 f"{where}: layer {layer} has other tensors than layer {place} of the smaller tower; keep layer "
                 f"{place} in its place, as a choice that begins at 0 does"
             )
-        prefixes = smaller.prefix_of(ours), tower.prefix_of(theirs)
+        prefixes = smaller.prefix_of(new), tower.prefix_of(old)
         origins |= {prefixes[0] + name: prefixes[1] + name for name in shapes}
     return smaller, origins

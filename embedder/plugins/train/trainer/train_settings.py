@@ -66,7 +66,7 @@ class DistillSettings(ModelSection):
         description="weight of the divergence, in nats, of each row's similarities to the batch from the teacher's",
     )
     temperature: float = Field(0.05, gt=0, description="by which these cosines are divided before the softmax")
-    pairs: float = Field(1.0, ge=0, description="weight of the run's own loss, `train.loss`; 0: the teacher alone")
+    pairs: float = Field(1.0, ge=0, description="weight of the run's own loss, `train.loss`; 0: only the teacher")
 
     @model_validator(mode="after")
     def _learns(self) -> Self:

@@ -135,9 +135,9 @@ def test_two_jobs_fill_two_stores_and_one_that_was_killed_and_stopped_goes_on_wh
         refused = embedder.submit(config, head.url)
         until(lambda: parts(second_store), "part of the second job")
         follower.terminate()
-        _, told = follower.communicate(timeout=120)
-    last = told.strip().splitlines()[-1]
-    assert follower.returncode == 128 + 15 and "no longer following; job refresh-" in last, told
+        _, output = follower.communicate(timeout=120)
+    last = output.strip().splitlines()[-1]
+    assert follower.returncode == 128 + 15 and "no longer following; job refresh-" in last, output
     second_id = last.partition("job ")[2].partition(" ")[0]
     assert server.job(second_id).status == "RUNNING"
     assert ended(refused).exit_code == 2 and "another run is writing to it" in refused.log(), refused.log()
@@ -161,8 +161,8 @@ def test_two_jobs_fill_two_stores_and_one_that_was_killed_and_stopped_goes_on_wh
     assert not stopped.stop(), "it doesn't run any more"
 
     last = embedder.submit(config, head.url)
-    told = "".join(last.follow())
-    assert last.info().status == "SUCCEEDED" and "finished before" in told, told
+    output = "".join(last.follow())
+    assert last.info().status == "SUCCEEDED" and "finished before" in output, output
     until(lambda: server.job(second_id).is_over, "end of the second job")
     assert server.job(second_id).status == "SUCCEEDED", server.log(second_id)
     check_rows(store, path)
@@ -172,14 +172,14 @@ def test_two_jobs_fill_two_stores_and_one_that_was_killed_and_stopped_goes_on_wh
 def test_wrong_addresses_and_tokens_are_refused(head, write_config, monkeypatch):
     path, store = write_config("token", 2)
     for port in (ray_head.free_port(), head.port):  # nothing; Ray's own, which says no HTTP
-        code, _, told = run_here("submit", path, "--address", f"http://127.0.0.1:{port}")
-        assert code == 2 and f"127.0.0.1:{port}: it can't be reached" in told, told
-        assert len(told.strip().splitlines()) == 1, told
+        code, _, output = run_here("submit", path, "--address", f"http://127.0.0.1:{port}")
+        assert code == 2 and f"127.0.0.1:{port}: it can't be reached" in output, output
+        assert len(output.strip().splitlines()) == 1, output
     for token, found in (("0" * 32, "it wants another token (403)"), ("", "it wants a token (401)")):
         monkeypatch.setenv("RAY_AUTH_TOKEN", token)
         monkeypatch.setenv("HOME", "/nonexistent")
-        code, _, told = run_here("submit", path, "--address", head.url)
-        assert code == 2 and found in told and len(told.strip().splitlines()) == 1, told
+        code, _, output = run_here("submit", path, "--address", head.url)
+        assert code == 2 and found in output and len(output.strip().splitlines()) == 1, output
     assert not store.exists()
 
 
@@ -190,7 +190,7 @@ def test_a_head_that_dies_is_reported_in_one_line_to_who_follows_a_job(head):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline()
         head.kill()
-        _, told = process.communicate(timeout=240)
+        _, output = process.communicate(timeout=240)
     assert process.returncode == 1
-    (line,) = told.strip().splitlines()
-    assert "the cluster's head has not answered any more" in line and "the same submission goes on later" in line
+    (line,) = output.strip().splitlines()
+    assert "the cluster's head has not answered any more" in line and "the same submission continues later" in line

@@ -80,8 +80,8 @@ def test_an_option_is_read_from_the_words_of_a_process():
 def test_runs_are_asked_to_stop_and_waited_for_and_nothing_else_is(tmp_path):
     (tmp_path / "embedder").write_text(RUN)
     done = subprocess.run([*NAMESPACE, sys.executable, "-c", POD, tmp_path], capture_output=True, text=True, check=True)
-    told, slow_pid, codes = json.loads(done.stdout)
-    assert told == ["2 commands asked to stop", f"process {slow_pid} still runs"]
+    lines, slow_pid, codes = json.loads(done.stdout)
+    assert lines == ["2 commands asked to stop", f"process {slow_pid} still runs"]
     assert codes == [143, None, None]
     assert (tmp_path / "refresh-1").exists()
     assert not (tmp_path / "search-1").exists()

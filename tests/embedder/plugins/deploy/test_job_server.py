@@ -75,7 +75,7 @@ def test_a_job_is_described_with_its_times_and_code():
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "told"),
+    ("status", "text", "message"),
     [
         (200, "<html>hello</html>", "it is no Ray dashboard"),
         (200, [1, 2], "it is no Ray dashboard"),
@@ -86,9 +86,9 @@ def test_a_job_is_described_with_its_times_and_code():
         (200, "\x1b[2J\n{", r"\\x1b"),
     ],
 )
-def test_what_is_no_dashboard_or_wants_another_token_is_one_line(status, text, told):
+def test_what_is_no_dashboard_or_wants_another_token_is_one_line(status, text, message):
     with serving({"/api/version": [(status, text)]}) as (url, requests):
-        with pytest.raises(ConfigError, match=told) as failed:
+        with pytest.raises(ConfigError, match=message) as failed:
             JobServer(url).ray_version()
         assert "\n" not in str(failed.value) and "\x1b" not in str(failed.value)
         assert len(requests) == 1, "what answers so is not asked again"
@@ -152,14 +152,14 @@ def test_a_log_is_followed_piece_by_piece_to_the_end():
 
 
 @pytest.mark.parametrize(
-    ("ended", "told"),
+    ("ended", "message"),
     [
         ({"status": "FAILED", "driver_exit_code": 2}, "job a failed with exit code 2: embedder: no store"),
         ({"status": "FAILED"}, "job a failed: embedder: no store"),
         ({"status": "STOPPED"}, "job a was stopped; what is finished is kept"),
     ],
 )
-def test_a_job_that_ends_badly_is_an_error(ended, told):
+def test_a_job_that_ends_badly_is_an_error(ended, message):
     with (
         serving(
             {"/api/jobs/a": [(200, RUNNING | ended)], "/api/jobs/a/logs": [(200, {"logs": "x\nembedder: no store\n"})]}
@@ -167,7 +167,7 @@ def test_a_job_that_ends_badly_is_an_error(ended, told):
             url,
             _,
         ),
-        pytest.raises(RunFailedError, match=told),
+        pytest.raises(RunFailedError, match=message),
     ):
         list(follow_log(JobServer(url), "a"))
 
@@ -178,7 +178,7 @@ def test_a_head_that_dies_while_following_is_told_with_what_to_do():
         pieces = follow_log(server, "a")
         assert next(pieces) == "one\n"
     server.close()
-    with pytest.raises(RunFailedError, match="has not answered any more .* the same submission goes on later"):
+    with pytest.raises(RunFailedError, match="has not answered any more .* the same submission continues later"):
         list(pieces)
 
 

@@ -176,12 +176,12 @@ def test_what_submits_gets_no_data_no_credentials_and_no_token_of_kubernetes(doc
     assert {each["mountPath"] for each in container["volumeMounts"]} == {"/tmp", "/home/embedder"}
     for name in KINDS:
         for template in templates(documents[name]):
-            is_head = template["spec"]["containers"][0]["name"] == "ray-head"  # the autoscaler beside it makes pods
+            is_head = template["spec"]["containers"][0]["name"] == "ray-head"  # the autoscaler next to it makes pods
             assert template["spec"].get("automountServiceAccountToken", True) is is_head
 
 
 def test_all_containers_of_a_head_see_rays_sockets_and_logs(documents):
-    """KubeRay mounts /tmp/ray into its own two containers alone, unless the manifest does so into all."""
+    """KubeRay mounts /tmp/ray only into its own two containers, unless the manifest does so into all."""
     spec = documents["raycluster.yaml"]["spec"]
     containers = [*spec["headGroupSpec"]["template"]["spec"]["containers"], spec["autoscalerOptions"]]
     assert [each.get("name") for each in containers] == ["ray-head", "jupyterlab", None]

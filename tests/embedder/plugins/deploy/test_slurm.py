@@ -105,7 +105,7 @@ def test_what_the_user_writes_stays_one_word(tmp_path):
         ('scratch = "/tmp/a b"', "scratch = '/tmp/a b': write a path of plain letters"),
         ('scratch = "/tmp/$(id)"', "write a path of plain letters"),
         ('account = "a\\nb"', "one line of text"),
-        ("time_limit_s = 60", "time_limit_s = 60: the run's end alone may take 70 s"),
+        ("time_limit_s = 60", "time_limit_s = 60: the run's end may take 70 s"),
     ],
 )
 def test_what_slurm_could_not_run_is_refused(tmp_path, text, message):
@@ -134,7 +134,7 @@ def test_types_of_gpus_need_their_names_in_slurm(tmp_path):
 
 
 def test_a_signal_that_comes_before_the_commands_number_is_known_stops_it_all_the_same(tmp_path):
-    """Slurm sends no second one: the command would go on until it is killed, and the job would not be requeued."""
+    """Slurm sends no second one: the command would continue until it is killed, and the job would not be requeued."""
     programs = {"hostname": "echo 127.0.0.1", "srun": "exit", "sleep": "exit", "embedder": "exec /bin/sleep 20"}
     (tmp_path / "bin").mkdir()
     for name, text in (programs | {"scontrol": 'echo "scontrol $*"'}).items():

@@ -147,7 +147,7 @@ def test_words_of_the_shell_are_quoted(make_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"store": None}, "no store"),
         ({"model": None}, "no model"),
@@ -156,9 +156,9 @@ def test_words_of_the_shell_are_quoted(make_run, tmp_path):
         ({"plan": "/no/such/plan.json"}, "plan /no/such/plan.json: it can't be read here"),
     ],
 )
-def test_what_no_job_could_do_is_refused_here(make_run, tmp_path, changes, told):
+def test_what_no_job_could_do_is_refused_here(make_run, tmp_path, changes, message):
     config = make_run(samples.folder(tmp_path / "in"), engine="ray").model_copy(update=changes)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         describe_job(config)
 
 
@@ -181,7 +181,7 @@ def test_what_is_installed_on_request_is_what_the_package_names_without_ray():
     def missing(name):
         raise PackageNotFoundError(name)
 
-    with pytest.raises(ConfigError, match="--install: nothing tells"):
+    with pytest.raises(ConfigError, match="--install: nothing names"):
         wanted_libraries(missing)
 
 
@@ -207,7 +207,7 @@ def test_a_long_line_of_a_log_is_printed_whole(monkeypatch, capsys):
 def test_the_command_refuses_here_what_the_job_would_refuse(run_embedder, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('model = "m"\nstore = "s"\n[[source]]\npath = "p"\n')
-    for words, told in (
+    for words, message in (
         (["--address", "http://127.0.0.1:1", "--", "--limt", "3"], "No such option"),
         (["--address", "http://127.0.0.1:1", "--", "--limit", "0"], "limit"),
         (["--address", "http://127.0.0.1:1", "--command", "train"], "a job runs refresh or embed"),
@@ -215,4 +215,4 @@ def test_the_command_refuses_here_what_the_job_would_refuse(run_embedder, tmp_pa
         (["--address", "http://127.0.0.1:1"], "can't be reached"),
     ):
         code, _, line = run_embedder("submit", path, *words)
-        assert code == 2 and told in line and len(line.strip().splitlines()) == 1, line
+        assert code == 2 and message in line and len(line.strip().splitlines()) == 1, line

@@ -96,7 +96,7 @@ def test_models_of_another_width_that_find_the_same_are_equal(make_store):
     assert found.passed and {each.verdict for each in (*found.groups, *found.metrics)} == {"equal"}
     assert (found.before.vector_width, found.after.vector_width) == (WIDTH, 24)
     assert (found.same_first, found.num_queries) == (1, NUM)
-    assert found.kept_of_top_ten < 0.3, "only the right item is the same, by vectors drawn anew"
+    assert found.kept_of_top_ten < 0.3, "only the right item is the same, by vectors drawn again"
     assert "would be seen with a probability of" in found.verdict
 
 
@@ -112,7 +112,7 @@ def test_only_items_and_captions_of_both_count_and_the_rest_is_told(make_store):
     found = compare(make_store("one", *rows()), make_store("two", *rows(num=300)))
     assert (found.num_items, found.num_queries) == (300, 300)
     assert any(note.startswith("100 queries of 400 left out") for note in found.notes)
-    assert any(note.startswith("100 items of the first side alone") for note in found.notes)
+    assert any(note.startswith("100 items only of the first side") for note in found.notes)
 
 
 def test_sides_are_stores_publications_and_models(make_store):
@@ -234,7 +234,7 @@ def test_clicks_become_grades_one_click_makes_nothing_right_and_what_nothing_lin
 def test_a_log_in_which_place_and_worth_cannot_be_told_apart_is_refused(tmp_path):
     columns = {"query": ["a"] * 4, "item_id": ["p1", "p2"] * 2, "position": [1, 2] * 2, "clicked": [1, 1, 1, 0]}
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
-    with pytest.raises(ConfigError, match="log.parquet: the log shows each item of a query at one position alone"):
+    with pytest.raises(ConfigError, match="log.parquet: the log shows each item of a query at only one position"):
         read_query_file(str(tmp_path / "log.parquet"))
     columns["position"] = [1] * 4  # nothing to correct
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")

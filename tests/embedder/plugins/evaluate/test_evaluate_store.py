@@ -189,7 +189,7 @@ def test_a_tracker_is_told_the_figures_the_curve_and_both_files(make_store, tmp_
 
 
 class NotedRun:
-    """Client of a tracker that notes what it is told."""
+    """Client of a tracker that notes what it gets."""
 
     def __init__(self):
         self.values, self.files, self.ended = [], {}, []
@@ -223,7 +223,7 @@ def test_the_command_prints_one_json_document_and_saves_the_same(make_store, tmp
 
 
 def write(path, rows):
-    """Rows as a file of the kind that its name tells."""
+    """Rows as a file of the kind that its name says."""
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     elif path.suffix == ".jsonl":

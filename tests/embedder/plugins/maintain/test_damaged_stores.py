@@ -112,7 +112,7 @@ def test_a_part_file_that_was_cut_short(files):
     path.write_bytes(path.read_bytes()[:-100])
     place, found, cure = only(files)
     assert place == f"embeddings/{path.name}"
-    assert found.startswith("not of the size that the log tells (")
+    assert found.startswith("not of the size that the log names (")
     assert "restore the file from a backup" in cure
     assert [each[0] for each in findings(files, "note")] == ["items"], "ids can't be compared then"
 
@@ -134,7 +134,7 @@ def test_a_part_file_with_other_rows_than_the_log_tells(files):
     log.write_text(log.read_text().replace(f'"size": {size}', f'"size": {path.stat().st_size}'))
     place, found, _ = only(files)
     assert place == f"items/{path.name}"
-    assert found == f"damaged (it has {content.num_rows - 1} rows, not {content.num_rows} as the log tells)"
+    assert found == f"damaged (it has {content.num_rows - 1} rows, not {content.num_rows} as the log says)"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_record_that_tells_another_version_than_current_json(files):
 def test_an_index_that_is_gone_altered_or_of_another_model(indexed):
     folder = indexed.folder / "index" / "000001"
     manifest = (folder / "manifest.json").read_text()
-    cure = f"`embedder index build --store {indexed.address}` makes one anew"
+    cure = f"`embedder index build --store {indexed.address}` makes another"
     faiss = bytearray((folder / "index.faiss").read_bytes())
     faiss[-1] ^= 1
     (folder / "index.faiss").write_bytes(bytes(faiss))
@@ -309,7 +309,7 @@ def test_what_killed_writers_left_is_told_with_its_size(files):
     vacuum = f"`embedder vacuum --store {files.address}` deletes it"
     assert notes["items/part-x.parquet#ab12"][0].startswith("1 unfinished file that nothing needs, 5 bytes")
     assert notes[f"embeddings/part-{run_id}-0001-ab-000000.parquet"][1] == vacuum
-    assert notes["index/000007"] == ("a claim of its number alone, 1 file of 2 bytes", vacuum)
+    assert notes["index/000007"] == ("only a claim of its number, 1 file of 2 bytes", vacuum)
     assert "1 file of an index that was cut off" in notes["index/.building-000008-ab/index.faiss"][0]
 
 

@@ -415,6 +415,6 @@ def test_a_file_that_is_no_text_is_not_written_over(files, three_runs):
 
 
 def test_pictures_that_a_killed_run_was_given_go_whosever_they_are(files, three_runs):
-    files.write("runs/20260101T000000Z-aaaa/input/0a1b.parquet", b"pictures, which nothing here can tell apart")
+    files.write("runs/20260101T000000Z-aaaa/input/0a1b.parquet", b"pictures, which nothing here can distinguish")
     purge(files, [GONE], no_index)
     assert not any("/input/" in info.path for info in files.list(""))

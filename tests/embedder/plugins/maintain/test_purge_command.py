@@ -52,7 +52,7 @@ def purge(files, *arguments, answer: bytes | None = None) -> tuple[int, str, str
 
 def test_a_misspelt_id_is_exit_2_and_one_line_that_names_it_and_nothing_is_purged(files):
     before = contents(files)
-    for more in (["--yes"], []):  # without a terminal, it is told before anything else is asked
+    for more in (["--yes"], []):  # without a terminal, it is reported before anything else is asked
         code, out, errors = purge(files, "anna.jpg", "ana.jpg", *more)
         assert (code, out) == (2, "")
         (line,) = errors.splitlines()

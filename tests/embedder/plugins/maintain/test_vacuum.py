@@ -74,7 +74,7 @@ def test_without_grace_only_the_newest_versions_stay_and_the_bytes_are_told(file
     assert done == promised
     left = {info.path: info.size_bytes for info in files.list("")}
     assert left.keys() <= before.keys()
-    assert {path for path in left if left[path] != before[path]} == {CURRENT_FILE}, "which tells of what is deleted"
+    assert {path for path in left if left[path] != before[path]} == {CURRENT_FILE}, "which names what is deleted"
     assert {info.path: info.size_bytes for info in done.deleted} == {
         path: size_bytes for path, size_bytes in before.items() if path not in left
     }

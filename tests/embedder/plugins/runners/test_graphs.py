@@ -89,11 +89,11 @@ def test_a_missing_file_and_a_folder_are_refused(folder, kind):
     [
         ("onnx", "tower.pt2", "is a .pt2 of torch.export"),
         ("onnx", "text.onnx", "no ONNX graph"),
-        ("onnx", "model.safetensors", "weights alone"),
+        ("onnx", "model.safetensors", "only weights"),
         ("torch_export", "tower.pt", 'kind = "torchscript" runs'),
         ("torch_export", "tower.onnx", "a file of an unknown kind"),
         ("torch_export", "whole.pt", "a pickle, which can run any code"),
-        ("torch_export", "model.safetensors", "weights alone"),
+        ("torch_export", "model.safetensors", "only weights"),
         ("torchscript", "tower.pt2", 'kind = "torch_export" runs'),
         ("torchscript", "whole.pt", "allow_pickle = true loads what you trust"),
         ("torchscript", "state.pt", "a pickle"),

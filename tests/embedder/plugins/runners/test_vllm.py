@@ -1,4 +1,4 @@
-"""Kind vllm where vLLM is not installed: its configuration, its requests, and what is told."""
+"""Kind vllm where vLLM is not installed: its configuration, its requests, and what is reported."""
 
 import json
 from importlib.util import find_spec
@@ -79,7 +79,7 @@ def test_a_request_is_made_of_each_row_in_order(folder):
         ({"prompt": "no place"}, "the text has no place"),
         ({"takes": "image"}, 'takes is "image", and prompt or text_of names a text'),
         ({"image_of": "crops.image"}, 'write takes = "both"'),
-        ({"allow_pickle": True}, "safetensors alone"),
+        ({"allow_pickle": True}, "only safetensors"),
         ({"temperature": -1}, "temperature"),
         ({"task": "chat"}, "task"),
     ],

@@ -190,7 +190,7 @@ UPLOADS = {
     "a page": lambda: b"<!doctype html><script>alert(1)</script>",
     "an archive": lambda: b"PK\x03\x04" + bytes(100),
     "a program": lambda: b"\x7fELF" + bytes(1000),
-    "a head alone": lambda: samples.image_bytes(0)[:60],
+    "only a head": lambda: samples.image_bytes(0)[:60],
     "a truncated file": lambda: samples.image_bytes(0)[: len(samples.image_bytes(0)) // 2],
     "a bomb": lambda: png_bomb(12_000, 12_000),
     "a pickle": lambda: b"\x80\x04\x95" + bytes(64),

@@ -1,4 +1,4 @@
-"""A client that sends or reads a byte at a time harms itself alone."""
+"""A client that sends or reads a byte at a time harms only itself."""
 
 import http.client
 import time

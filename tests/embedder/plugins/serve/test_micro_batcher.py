@@ -1,4 +1,4 @@
-"""Requests that come together are computed together; alone, they don't wait; too many are refused."""
+"""Requests that come together are computed together; a single one doesn't wait; too many are refused."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""`embedder serve` as a process: tells its address, drains on SIGTERM, and refuses in one line what it can't serve."""
+"""`embedder serve` as a process: shows its address, drains on SIGTERM, and refuses in one line what it can't serve."""
 
 import json
 import signal
@@ -47,8 +47,8 @@ def refusal(store, *options):
     """The last line of a command that ends at once; before it stands at most that this store's model is gone."""
     ended = run_here("serve", "--store", store, *options)
     assert ended.code == 2, ended.stderr
-    *told, line = ended.stderr.splitlines()
-    assert len(told) <= 2, ended.stderr
+    *before, line = ended.stderr.splitlines()
+    assert len(before) <= 2, ended.stderr
     assert "Traceback" not in ended.stderr
     return line
 

@@ -1,4 +1,4 @@
-"""What a running server never does: open a client's address, show what was purged, tell secrets; and who harms whom."""
+"""What a running server never does: open a client's address, show secrets or what was purged; and who harms whom."""
 
 import http.client
 import json

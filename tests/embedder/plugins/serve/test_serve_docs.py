@@ -126,8 +126,8 @@ def test_a_search_an_image_and_a_clip_pass_the_proxy(proxied, made):
     body = json.dumps({"queries": [{"text": "a red car"}], "k": 3})
     kind = {"Content_Type": "application/json", "Origin": f"https://{NAME}"}
     assert client.ask("POST", "/search", body, **kind)[0] == 401
-    told = {"Authorization": BEARER, "X_Forwarded_For": "203.0.113.9"}
-    status, _, found = client.ask("POST", "/search", body, **kind, **told)
+    allowed = {"Authorization": BEARER, "X_Forwarded_For": "203.0.113.9"}
+    status, _, found = client.ask("POST", "/search", body, **kind, **allowed)
     assert (status, hits(found)) == (200, hits(service.search({"text": "a red car"}, k=3).body))
     status, headers, _ = client.ask("POST", "/session", Authorization=BEARER)
     cookie, *attributes = headers["Set-Cookie"].split("; ")
@@ -155,8 +155,8 @@ def test_large_and_slow_uploads_pass_the_proxy(proxied):
     image = noise(1960)
     assert 0.9 < len(image) / limits["max_upload_bytes"] < 1
     body, kind = upload(image)
-    told = {"Content_Type": kind, "Authorization": BEARER}
-    status, _, found = client.ask("POST", "/search", body, **told)
+    allowed = {"Content_Type": kind, "Authorization": BEARER}
+    status, _, found = client.ask("POST", "/search", body, **allowed)
     assert (status, hits(found)) == (200, hits(service.post("/search", body, kind).body))
     text = json.dumps({"queries": [{"text": "a red car"}]}).encode()
     padded = text.ljust(limits["max_body_bytes"] - 1000)
@@ -170,7 +170,7 @@ def test_large_and_slow_uploads_pass_the_proxy(proxied):
             time.sleep(0.2)
 
     length = {"Content_Length": str(len(small))}
-    status, _, found = client.ask("POST", "/search", slowly(), **told, **length)
+    status, _, found = client.ask("POST", "/search", slowly(), **allowed, **length)
     assert (status, hits(found)) == (200, hits(service.post("/search", small, kind).body))
 
 
@@ -189,7 +189,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
     unit.write_text(unit.read_text().replace("ProtectHome=yes", "ProtectHomes=yes"))
     checked = subprocess.run([verify, "verify", unit], capture_output=True, text=True, check=False)
-    assert "ProtectHomes" in checked.stderr, "it would tell a mistake"
+    assert "ProtectHomes" in checked.stderr, "it would report a mistake"
 
 
 def test_the_unit_s_command_serves_with_what_systemd_gives_it(made, tokens, tmp_path):

@@ -36,7 +36,7 @@ from embedder.store.files import StoreFiles
 
 @pytest.fixture(autouse=True)
 def extras_are_looked_for_again(monkeypatch):
-    """No client tells its makers of a test, and what a test hides is found by the next one."""
+    """No client reports a test to its makers, and what a test hides is found by the next one."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     yield
     installation.missing.cache_clear()
@@ -75,15 +75,15 @@ def warnings_of(caplog):
 
 def test_calls_reach_the_client_in_order_and_the_end_is_waited_for():
     client = Notes()
-    tracker, told = Tracker(client, "notes"), []
+    tracker, ids = Tracker(client, "notes"), []
     tracker.log({"early": 1.0}, step=0)  # before there is a run
-    tracker.begin("run", {}, {}, told.append)
+    tracker.begin("run", {}, {}, ids.append)
     for step in range(5):
         tracker.log({"items": step}, step=step)
     tracker.end(succeeded=True)
     tracker.end(succeeded=False)
     assert client.calls == [("begin", "run"), *(("log", step) for step in range(5)), ("end", True)]
-    assert told == ["id-1"]
+    assert ids == ["id-1"]
 
 
 def test_a_client_that_cannot_be_made_costs_one_warning(caplog, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_client_that_fails_costs_one_warning_and_is_called_no_more(caplog, fai
     tracker.end(succeeded=True)
     assert len(client.calls) == fails_at
     (warning,) = warnings_of(caplog)
-    assert "ConnectionError: the server is gone for good" in warning and "the run goes on" in warning
+    assert "ConnectionError: the server is gone for good" in warning and "the run continues" in warning
 
 
 def test_a_client_that_ends_its_process_costs_one_warning_and_not_the_run(caplog, monkeypatch):
@@ -156,8 +156,8 @@ def test_parameters_are_what_was_set_without_secrets(monkeypatch):
     config = RunConfig(store="s3://u:p@host/x", runs_file="/tmp/abcdefgh12345", source=[{"path": "a"}])
     found = parameters_of(config)
     assert found == {"store": "s3://***@host/x", "runs_file": "/tmp/***", "source.0.path": "a"}
-    told = RunConfig(on_failure={"webhook": "https://h/T0PS3CRET", "command": ["page", "--token", "T0PS3CRET"]})
-    assert parameters_of(told) == {
+    secret = RunConfig(on_failure={"webhook": "https://h/T0PS3CRET", "command": ["page", "--token", "T0PS3CRET"]})
+    assert parameters_of(secret) == {
         "on_failure.webhook": "https://h/***",
         "on_failure.command.0": "page",
         "on_failure.command.1": "--token",
@@ -239,7 +239,7 @@ def test_a_training_tells_its_tracker_of_each_logged_step(tiny_model, tmp_path, 
 
 
 def tracked_by_mlflow(make_run, source, uri, **changes):
-    """A run of several parts that is told to MLflow, and MLflow's own record of it, read by MLflow's client."""
+    """A run of several parts that is reported to MLflow, and MLflow's own record of it, read by MLflow's client."""
     from mlflow.tracking import MlflowClient
 
     tracker = {"kind": "mlflow", "uri": uri, "experiment": "tests"}
@@ -274,7 +274,7 @@ def test_mlflow_reads_a_run_back_from_sqlite(make_run, tmp_path, monkeypatch):
     plan = json.loads(Path(client.download_artifacts(run.info.run_id, "plan.json", str(tmp_path))).read_text())
     assert len(plan["stages"]) >= 1
     with Image.open(client.download_artifacts(run.info.run_id, "contact_sheet.png", str(tmp_path))) as sheet:
-        assert sheet.width > 5 * 160 and len(sheet.convert("RGB").getcolors(1 << 20)) > 8, "images, not paper alone"
+        assert sheet.width > 5 * 160 and len(sheet.convert("RGB").getcolors(1 << 20)) > 8, "images, not only paper"
 
 
 @contextmanager
@@ -318,17 +318,17 @@ def test_an_mlflow_server_that_is_killed_in_mid_run_costs_one_warning(make_run, 
     with mlflow_server(tmp_path) as (uri, process):
         report, client, run = tracked_by_mlflow(make_run, source, uri, store=str(tmp_path / "whole"))
         assert run.info.status == "FINISHED" and "report.json" in artifacts(client, run)
-        on_entry, told = RunTracking.on_entry, threading.Event()
+        on_entry, reported = RunTracking.on_entry, threading.Event()
         log = clients.MlflowClient.log
 
         def logged(self, values, step):
             log(self, values, step)
-            told.set()
+            reported.set()
 
         def killed_after_the_first_point(self, entry):
             on_entry(self, entry)
             if process.poll() is None:
-                assert told.wait(60), "MLflow has a point of this run"
+                assert reported.wait(60), "MLflow has a point of this run"
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(30)
 

@@ -1,4 +1,4 @@
-"""`[teacher]`: a store's vectors are joined by item and content, and what is missing or stale is left out and told."""
+"""`[teacher]`: a store's vectors are joined by item and content, and what is missing or stale is left out and said."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Order and draws follow from seed, epoch and item alone."""
+"""Order and draws follow only from seed, epoch and item."""
 
 import numpy as np
 import pytest

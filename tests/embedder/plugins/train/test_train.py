@@ -371,7 +371,7 @@ def test_projections_only_runs_each_image_through_the_towers_once(tmp_path, monk
 def test_a_resumption_with_other_settings_or_items_is_refused(pairs, tiny_model, tmp_path):
     options = {"model": str(tiny_model), "train": {"num_steps": 2, "warmup_steps": 0}}
     train(training(pairs, tmp_path / "out", **options))
-    with pytest.raises(ConfigError, match="a run is there already; go on with --resume"):
+    with pytest.raises(ConfigError, match="a run is there already; continue with --resume"):
         train(training(pairs, tmp_path / "out", **options))
     with pytest.raises(ConfigError, match="batch_size = 16, and now it is 8"):
         train(training(pairs, tmp_path / "out", **options | {"batch_size": 8}), resume=True)

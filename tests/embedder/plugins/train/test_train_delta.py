@@ -1,4 +1,4 @@
-"""Several people's trained layers live beside one base, and each makes exactly the model that was trained."""
+"""Several people's trained layers live next to one base, and each makes exactly the model that was trained."""
 
 from pathlib import Path
 

@@ -46,7 +46,7 @@ def test_several_workers_get_equal_shares_that_together_are_the_batches_of_one(t
     from embedder.plugins.train.decode_stream import share_stream
 
     _, items, spec = listed(tiny_model, tmp_path, train_samples.rows_of(range(40)))
-    first = 2  # batch, where a run goes on; the epoch behind begins with its first
+    first = 2  # batch, where a run continues; the epoch behind begins with its first
     sampler = SamplerConfig(batch_size=8, captions_per_image=1, seed=3)
     stream = share_stream(cut_shares(items, sampler, 2, epoch=1, first=first, num_epochs=2), spec, 0.5)
 

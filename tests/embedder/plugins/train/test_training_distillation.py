@@ -106,7 +106,7 @@ def test_rows_that_the_teacher_lacks_do_not_count(make_config, teacher):
 
 
 def test_a_batch_whose_learning_side_the_teacher_lacks_teaches_nothing(make_config, teacher):
-    """As one with further captions alone, of which the teacher knows none."""
+    """As one with only further captions, of which the teacher knows none."""
     config = make_config(embedding_dim=40)
     trainer = Trainer(config, settings(what="vision_frozen"), teacher=(ALONE, 40))
     batch = taught(config, 0, teacher)

@@ -24,7 +24,7 @@ def hits(rng, shape, share=0.6):
 
 
 def noisy(rng, scores, share):
-    """Scores of which a share is drawn anew, by the same chance of a hit."""
+    """Scores of which a share is drawn again, by the same chance of a hit."""
     return np.where(rng.random(scores.shape) < share, hits(rng, scores.shape), scores)
 
 
@@ -76,12 +76,12 @@ def test_a_loss_within_what_is_allowed_passes_and_to_be_proven_it_needs_more_que
 def test_power_is_what_simulation_finds():
     rng = np.random.default_rng(3)
     found = [paired_difference(x := hits(rng, 500), noisy(rng, x, 0.2), LIMITS) for _ in range(60)]
-    told = np.mean([each.detectable for each in found])
+    reported = np.mean([each.detectable for each in found])
     seen = 0
     for _ in range(300):
         before = hits(rng, 500)
         after = noisy(rng, before, 0.2)
-        lost = rng.random(500) < told / 0.6  # of the hits, so that the mean loss is what was told
+        lost = rng.random(500) < reported / 0.6  # of the hits, so that the mean loss is what was reported
         seen += paired_difference(before, np.where(lost, 0, after), LIMITS).high < 0
     assert seen / 300 == pytest.approx(0.8, abs=0.1)
 

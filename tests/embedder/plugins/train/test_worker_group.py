@@ -92,7 +92,7 @@ def test_a_worker_that_dies_ends_the_run_in_a_line_and_one_worker_goes_on(source
             assert len(mine) == 2
             mine[1].kill()
 
-    with pytest.raises(RunFailedError, match="one of 2 training workers died after step 4 .*--resume goes on"):
+    with pytest.raises(RunFailedError, match="one of 2 training workers died after step 4 .*--resume continues"):
         train(config, show_steps=calling(kill_one))
     report = train(config.model_copy(update={"num_workers": 1, "engine": "local"}), resume=True)
     assert (report.num_workers, report.num_steps) == (1, 8)
@@ -118,7 +118,7 @@ def test_an_error_in_a_worker_comes_out_as_it_is_and_a_death_as_one_line(ray_clu
     group = WorkerGroup([worker], prepared, WorkerResources(1, 0.5, 0.0, 1, 0.5))
     with pytest.raises(ModelError, match=r"^step 4: the loss is nan; lower learning_rate$"):
         group.measure()
-    with pytest.raises(RunFailedError, match="^the training worker died after step 3 .*--resume goes on"):
+    with pytest.raises(RunFailedError, match="^the training worker died after step 3 .*--resume continues"):
         group.state_dict()
 
 

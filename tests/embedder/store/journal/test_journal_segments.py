@@ -1,4 +1,4 @@
-"""Entries of a journal are joined while a run goes on; none is lost or doubled, whatever is killed or read when."""
+"""Entries of a journal are joined during a run; none is lost or doubled, whatever is killed or read when."""
 
 import random
 
@@ -26,7 +26,7 @@ def read_whole(files, run_id, but=()):
 
 
 def write_tasks(files, numbers=range(NUM_TASKS)):
-    """Finished write tasks of a run that goes on."""
+    """Finished write tasks of a run in progress."""
     run, metadata = begin(files)
     for number in numbers:
         write_part(files, metadata, number, table(row(f"{number}.jpg"), reject(f"{number}-broken.jpg")))
@@ -143,11 +143,11 @@ def test_a_run_is_published_and_goes_on_by_its_segments_as_by_its_entries(tmp_pa
 def test_a_monitor_counts_each_task_once_and_joins_the_entries(files, monkeypatch):
     monkeypatch.setattr(monitor_module, "MIN_ENTRIES", 5)
     run, metadata = begin(files)
-    told = []
-    with RunMonitor(run, told.append):
+    progress = []
+    with RunMonitor(run, progress.append):
         for number in range(NUM_TASKS):
             write_part(files, metadata, number, table(row(f"{number}.jpg"), reject(f"{number}-broken.jpg")))
-    assert told[-1] == 2 * NUM_TASKS
+    assert progress[-1] == 2 * NUM_TASKS
     there = list_journal(files, run.run_id)
     assert len(there.entries) < 5 and there.segments
     assert len(read_whole(files, run.run_id)) == NUM_TASKS

@@ -286,7 +286,7 @@ def test_runs_with_the_key_round_what_they_publish_and_embed_nothing_anew(make_r
     assert (report.outcome, again) == ("nothing to do", rows)
     image = next(path for path in source.rglob("*") if path.suffix in (".png", ".jpg"))
     image.with_name(f"another{image.suffix}").write_bytes(image.read_bytes())
-    report, more = refreshed(make_run(source))  # the store goes on as it does
+    report, more = refreshed(make_run(source))  # the store continues as it does
     assert report.num_vectors > 0
     new = {key: each for key, each in more.items() if key not in rows}
     assert new and all(each[COLUMN] == rounded(each[COLUMN]) for each in new.values())

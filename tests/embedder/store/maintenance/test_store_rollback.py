@@ -1,4 +1,4 @@
-"""Going back publishes the old rows anew, and what follows builds on them."""
+"""Going back publishes the old rows again, and what follows builds on them."""
 
 from contextlib import suppress
 from itertools import count

@@ -98,7 +98,7 @@ def test_of_a_model_that_no_kept_publication_has_a_vacuum_leaves_its_logs_and_it
     kept = vacuum(files, keep_days=0.0, keep_versions=1)
     left = {info.path for info in files.list("models/labels")}
     assert left == {"models/labels/store.json", *(path for path in held if "/_delta_log/" in path)}, (
-        "names of a log are used once, so that it goes on if there is a model of that name again"
+        "names of a log are used once, so that it continues if there is a model of that name again"
     )
     assert [RecordTable(model_files(files, "labels"), name).paths() for name in TABLES] == [[], []]
     assert published.run_id in kept.kept

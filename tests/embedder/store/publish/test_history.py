@@ -48,8 +48,8 @@ def test_a_run_that_died_before_its_swap_is_no_publication():
 def test_runs_from_before_there_were_records_are_told_without_figures(files):
     old = publish_refresh(files, row("a.jpg"))
     files.delete(f"runs/{old.run_id}/published.json")
-    (told,) = past_runs(files)
-    assert (told.run_id, told.record, told.is_current, told.can_be_read) == (old.run_id, None, True, True)
+    (oldest,) = past_runs(files)
+    assert (oldest.run_id, oldest.record, oldest.is_current, oldest.can_be_read) == (old.run_id, None, True, True)
     new = publish_refresh(files, row("b.jpg"))
     assert [(run.run_id, run.record is not None, run.can_be_read) for run in past_runs(files)] == [
         (old.run_id, False, False),

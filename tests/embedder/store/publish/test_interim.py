@@ -1,4 +1,4 @@
-"""Interim publications: readers see whole items while a run goes on; in the end each row stands once."""
+"""Interim publications: readers see whole items during a run; in the end each row stands once."""
 
 import random
 

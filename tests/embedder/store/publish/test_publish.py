@@ -222,7 +222,7 @@ def test_a_publication_cut_off_between_its_commits_is_finished_as_it_was_decided
 def test_part_files_are_rewritten_side_by_side_and_each_keeps_its_other_rows(files, monkeypatch):
     for number in range(4):
         publish_rows(files, row(f"{number}/changes.jpg"), row(f"{number}/stays.jpg"))
-    at_once = threading.Barrier(2, timeout=60)  # of whose two sides none goes on alone
+    at_once = threading.Barrier(2, timeout=60)  # of whose two sides none continues without the other
     rewrite = publication._rewrite
     monkeypatch.setattr(publication, "_rewrite", lambda *arguments: (at_once.wait(), rewrite(*arguments))[1])
     publish_rows(files, *(row(f"{number}/changes.jpg", modified="later") for number in range(4)))
@@ -271,7 +271,7 @@ def test_a_run_killed_while_its_index_is_built_ends_in_the_same_store(files):
 
     with pytest.raises(Killed):
         publish([ModelWork(run, metadata)], dying_build)
-    assert read_current(files) == published, "readers go on with the old state"
+    assert read_current(files) == published, "readers continue with the old state"
     check_that_it_ends(files, run.run_id)
 
 

@@ -1,4 +1,4 @@
-"""Items whose rows are not what their records tell are found, in memory and by parts, and no others."""
+"""Items whose rows are not what their records say are found, in memory and by parts, and no others."""
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ def keys(*rows):
 
 
 def found(items, rows):
-    """(records, told, rows, segments) by id."""
+    """(records, expected, rows, segments) by id."""
     return {row["item_id"]: tuple(row.values())[2:] for row in compare(items, rows).to_pylist()}
 
 

@@ -64,7 +64,7 @@ def write_store(files: StoreFiles, monkeypatch, num_earlier: int = 0, num_parts:
 
 @pytest.fixture(params=[0, 2, 4], ids=["this release", "both", "earlier release"])
 def files(request, tmp_path, monkeypatch):
-    """A store of four part files, one with captions alone."""
+    """A store of four part files, one with only captions."""
     return write_store(new_store(tmp_path / "store"), monkeypatch, request.param)
 
 
@@ -164,12 +164,12 @@ def damaged(files: StoreFiles, change) -> StoreError:
     embeddings = RecordTable(files, "embeddings")
     path = embeddings.paths()[0]
     files.write(f"embeddings/{path}", change(files.read(f"embeddings/{path}")))
-    with pytest.raises(StoreError, match=r"can't be read .*; restore the file") as told:
+    with pytest.raises(StoreError, match=r"can't be read .*; restore the file") as caught:
         embeddings.read_vectors("image_embedding")
-    assert files.uri(f"embeddings/{path}") in str(told.value)
+    assert files.uri(f"embeddings/{path}") in str(caught.value)
     with pytest.raises(StoreError, match="can't be read"):
         list(embeddings.vector_blocks("image_embedding"))
-    return told.value
+    return caught.value
 
 
 @pytest.mark.parametrize(

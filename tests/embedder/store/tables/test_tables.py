@@ -70,7 +70,7 @@ def test_only_files_with_changed_or_retired_items_are_read_and_rewritten(files, 
         assert rows["item_id"].to_pylist() == ["a", "b", "c", "d", "g", "h", "i"]
         assert rows["content_version"].to_pylist() == ["v0", "v0", "v1", "v0", "v0", "v0", "v0"]
     embeddings = sorted(before["embeddings"])
-    assert not {embeddings[0], embeddings[3]} & set(read), "statistics tell, nothing is read"
+    assert not {embeddings[0], embeddings[3]} & set(read), "statistics suffice, nothing is read"
 
 
 def test_a_file_whose_log_entry_has_no_bounds_is_looked_into(files):

@@ -32,7 +32,7 @@ def test_words_are_searched_with_the_instruction_of_the_field(open_page, instruc
     }
     page = open_page(f"{url}/?q={WORDS.replace(' ', '+')}")
     expect(page.locator("#left .grid .tile-link").first).to_be_visible()
-    page.reload()  # the first text has told the service what its model takes
+    page.reload()  # the first text has shown the service what its model takes
     page.locator("#refine summary").click()
     field = page.locator("#instruction")
     expect(field).to_have_attribute("placeholder", OWN)

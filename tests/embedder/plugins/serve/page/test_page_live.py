@@ -142,7 +142,7 @@ def test_differences_name_what_one_side_has_and_how_the_others_moved(open_page, 
     ]
     assert found[1] == "2 of 4 on both sides, 0 at the same rank"
     assert found[2:4] == [["only here", "only here", "", ""], "2 of 4 on both sides, 2 at the same rank"]
-    assert found[4] == ["2", "4", "Infinity"], "more may follow of the shorter, of the longer alone, of none"
+    assert found[4] == ["2", "4", "Infinity"], "more may follow of the shorter, of only the longer, of none"
 
 
 def test_the_token_is_asked_for_once_and_opens_images_too(open_page, page_config, tmp_path):

@@ -67,7 +67,7 @@ def test_each_side_answers_by_its_own_model(open_page, models_url, two_models):
     wait_for_answers(page, 2)
     found = [captions(page, side) for side in ("#left", "#right")]
     assert found == [expected(each, WORDS) for each in (after, before)]
-    assert found[0] != found[1], "else the test could not tell one model from the other"
+    assert found[0] != found[1], "else the test could not distinguish the models"
     names = [f"model {each.info.model_fingerprint[:8]}" for each in (after, before)]
     assert names[0] != names[1]
     for side, name in zip(("#left", "#right"), names, strict=True):
@@ -197,6 +197,6 @@ def test_words_in_a_picture_are_marked(open_page, page_config, tmp_path):
         image, mark = page.locator(".still").evaluate("each => [each.naturalWidth, each.naturalHeight]"), marks.first
         page.wait_for_function("document.querySelector('.word-marks').clientWidth > 50")
         layer, box = page.locator(".word-marks").bounding_box(), mark.bounding_box()
-        assert layer["width"] / layer["height"] == pytest.approx(image[0] / image[1], rel=0.02), "over the image alone"
+        assert layer["width"] / layer["height"] == pytest.approx(image[0] / image[1], rel=0.02), "only over the image"
         assert (box["x"] - layer["x"]) / layer["width"] == pytest.approx(0.1, abs=0.01)
         assert box["height"] / layer["height"] == pytest.approx(0.2, abs=0.01)
