@@ -35,7 +35,7 @@ class TowerState:
         grids: int32 (B, 3), on the CPU: frames, patch rows and patch columns of each row, zeros where the row lacks
             this side; None for a tower without grids.
         text: token ids int32 (T,) and their lengths (B,), on the CPU, of a text that each image comes with, for a tower
-            whose vector is of both; None for images alone. A clip's is all that its frames are in: in a place of theirs
+            whose vector is of both; None for only images. A clip's is all that its frames are in: in a place of theirs
             it has -1 - t, where t is their position in time from the last text.
     """
 
@@ -57,7 +57,7 @@ class TowerState:
         tokens = tower.tokens_per_sequence(self)
         if tokens is None:
             return [torch.arange(len(self.lengths))]
-        if not tower.pads_rows:  # a price of nothing joins equal lengths alone
+        if not tower.pads_rows:  # a price of nothing joins only equal lengths
             costs = replace(costs, price_tokens=0.0)
         return [torch.from_numpy(group) for group in group_by_length(tokens.numpy(), costs)]
 

@@ -304,7 +304,7 @@ def silent_stderr() -> Iterator[None]:
 def mark_any_rows(x: "torch.Tensor") -> None:
     """Tell torch's compiler that the first dimension has any size, also where it equals another one by chance.
 
-    Else such a batch has a graph of its own, as the compiler takes equal sizes for one.
+    Else such a batch has its own graph, as the compiler takes equal sizes for one.
     """
     import torch._dynamo
 

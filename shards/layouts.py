@@ -193,7 +193,7 @@ def _attention_mask(is_token: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class EndedCaptions:
-    """Layout of captions with one more element at the end of each: `captions` (R, T) has them alone.
+    """Layout of captions with one more element at the end of each: `captions` (R, T) has only them.
 
     `states` is a rectangle (R, T + 1), in which the last element stands behind the padding of its caption.
     """

@@ -85,7 +85,7 @@ def read_tensor(files: Mapping[str, Path], name: str, shape: Shape) -> torch.Ten
 def read_tensors(files: Mapping[str, Path], shapes: Mapping[str, Shape]) -> Iterator[tuple[str, torch.Tensor]]:
     """Read tensors, each mapped, in their order.
 
-    A file is opened anew after `MAPPED_BYTES`, because what was read through one mapping counts as memory of the
+    A file is opened again after `MAPPED_BYTES`, because what was read through one mapping counts as memory of the
     process until the mapping is closed: a shard would be held twice.
     """
     from safetensors import SafetensorError, safe_open

@@ -145,14 +145,14 @@ class ModelConfig(ModelSection):
     def required_vision(self) -> VisionTower:
         """The vision tower; raises a ModelError if the model has none."""
         if self.vision is None:
-            raise ModelError(f"model {self.name!r} has no vision tower: it embeds captions alone; give it texts")
+            raise ModelError(f"model {self.name!r} has no vision tower: it embeds only captions; give it texts")
         return self.vision
 
     @property
     def required_text(self) -> TextTower:
         """The text tower; raises a ModelError if the model has none."""
         if self.text is None:
-            raise ModelError(f"model {self.name!r} has no text tower: it embeds images alone; give it images")
+            raise ModelError(f"model {self.name!r} has no text tower: it embeds only images; give it images")
         return self.text
 
     def at_patches(self, num_patches: int | None) -> Self:
@@ -165,7 +165,7 @@ class ModelConfig(ModelSection):
         """Raise a ModelError if the model can't be trained: a single tower, or images that keep their proportions."""
         if len(self.towers) < 2:
             raise ModelError(
-                f"model {self.name!r} has a {next(iter(self.towers))} tower alone; training needs two towers, "
+                f"model {self.name!r} has only a {next(iter(self.towers))} tower; training needs two towers, "
                 "so give a model for images and captions"
             )
         if self.dimensions is not None:

@@ -1,6 +1,6 @@
-"""Settings of a model beside its folder: the instruction of items, that of queries, and how many dimensions are kept.
+"""Settings of a model outside its folder: the instruction of items, that of queries, and how many dimensions are kept.
 
-A model with settings has an address of its own, `FOLDER#dimensions=512&item_instruction=...`, so that a stage on
+A model with settings has its own address, `FOLDER#dimensions=512&item_instruction=...`, so that a stage on
 another node, a later run and a search find the same one.
 """
 
@@ -132,7 +132,7 @@ def _check_dimensions(config: ModelConfig, dimensions: int, *, is_forced: bool) 
     if known is not None:
         raise ModelError(f"{where}: it is trained to be cut to {', '.join(map(str, known))}; write one of them")
     raise ModelError(
-        f"{where}: its checkpoint doesn't say that it is trained to be cut (Matryoshka), so the first values alone may "
+        f"{where}: its checkpoint doesn't say that it is trained to be cut (Matryoshka), so its first values may "
         "find other items; leave it out, or write force_dimensions = true and measure what is lost with "
         "`embedder evaluate`"
     )

@@ -164,7 +164,7 @@ def read_import_record(folder: Path) -> dict[str, Any]:
         _ImportRecord.model_validate(record)
     except ValidationError as error:
         raise ModelError(
-            f"{path}: {describe(error)}; it only says how the model was imported: delete it, or import anew"
+            f"{path}: {describe(error)}; it only says how the model was imported: delete it, or import again"
         ) from None
     return record
 

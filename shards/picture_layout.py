@@ -50,7 +50,7 @@ class Places:
 
 
 class PatchLayout(Protocol):
-    """How the patches of pictures lie in a family's vision blocks; made on the host, of the pictures' sizes alone."""
+    """How the patches of pictures lie in a family's vision blocks; made on the host, only of the pictures' sizes."""
 
     def move_to(self, move: Move) -> "PatchLayout":
         """Move what the blocks need to their device."""
@@ -58,7 +58,7 @@ class PatchLayout(Protocol):
 
 @dataclass(frozen=True)
 class PictureTokens:
-    """Layout of pictures and clips, each in a conversation of its own.
+    """Layout of pictures and clips, each in its own conversation.
 
     Attributes:
         grids: int64 (F, 3), on the CPU: places, patch rows and patch columns of each; a picture has one place.

@@ -222,7 +222,7 @@ def _bare_stage(config: ModelConfig, spec: ShardSpec, dtype: Dtype, caption_toke
 
 def _check_num_stages(config: ModelConfig, num_stages: int) -> None:
     """Raise a ModelError unless each stage can hold at least one layer."""
-    # One tower for both sides is cut along its own layers alone.
+    # One tower for both sides is cut only along its own layers.
     num_layers = config.num_layers["vision"] if config.is_one_tower else sum(config.num_layers.values())
     if not 1 <= num_stages <= num_layers:
         raise ModelError(

@@ -47,7 +47,7 @@ class PreprocessConfig(ModelSection):
     query_prompt: str = Field("", description="text that queries are put behind")
     instruction_form: str = Field(
         "",
-        description=f"both prompts with {INSTRUCTION_PLACE} in the place of the instruction; empty: the prompts tell",
+        description=f"both prompts with {INSTRUCTION_PLACE} in the place of the instruction; empty: the prompts say",
     )
     joins_captions: bool = Field(
         False,

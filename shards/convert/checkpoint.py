@@ -63,7 +63,7 @@ def import_checkpoint(
     if sentence is not None and importer.library != "transformers":
         raise ModelError(
             f"{sentence.root}: sentence-transformers' modules stand around a checkpoint of {importer.library}, which "
-            "it can't load; give the folder of the checkpoint alone"
+            "it can't load; give only the folder of the checkpoint"
         )
     if join_captions:
         importer.check_joined(folder)

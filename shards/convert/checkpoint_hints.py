@@ -75,7 +75,7 @@ def _cure(path: Path, names: Collection[str], *, is_bare: bool) -> str:
     plain = {_PREFIX.sub("", name, count=1) for name in names}
     suffix = "model.safetensors" if path.suffix == ".safetensors" else "pytorch_model.bin"
     prefix = next((found[0] for name in names if (found := _PREFIX.match(name))), "")
-    save = "" if is_bare and not prefix else "its state dict alone "
+    save = "" if is_bare and not prefix else "only its state dict "
     if prefix:
         save += f"without {prefix!r} before its names "
     if any(name.startswith(("visual.", "transformer.resblocks.")) for name in plain):
@@ -125,8 +125,8 @@ def check_joined(vision_folder: Path, text_folder: Path) -> None:
             f"{vision_folder}: this vision tower was saved by transformers, and --text joins one that timm saved; give "
             "timm's copy of it (hf:timm/...), or join both in transformers by "
             f"VisionTextDualEncoderModel.from_vision_text_pretrained({str(vision_folder)!r}, {str(text_folder)!r})"
-            ".save_pretrained(DIR), put tokeniser and image processor beside it, import DIR and train it; without "
-            "--text it becomes a model for images alone"
+            ".save_pretrained(DIR), put tokeniser and image processor next to it, import DIR and train it; without "
+            "--text it becomes a model only for images"
         )
     if vision == "text":
         raise ModelError(
@@ -136,7 +136,7 @@ def check_joined(vision_folder: Path, text_folder: Path) -> None:
         raise ModelError(f"{text_folder}: --text takes a text tower, and this is one for images; give a text tower")
     if text == "both":
         raise ModelError(
-            f"{text_folder}: --text takes a text tower alone, and this model has two; give a text tower, or import "
+            f"{text_folder}: --text takes only a text tower, and this model has two; give a text tower, or import "
             "this model without the other"
         )
 

@@ -69,7 +69,7 @@ KNOWN_FILES = (
 
 
 def check_known_files(folder: Path) -> None:
-    """Raise a ModelError for a checkpoint whose files say that its weights alone aren't the model."""
+    """Raise a ModelError for a checkpoint whose files say that the model is more than its weights."""
     adapter = folder / ADAPTER_FILE
     if adapter.is_file():
         tree = read_json(adapter, "fetch it again")
@@ -77,7 +77,7 @@ def check_known_files(folder: Path) -> None:
         raise ModelError(
             f"{adapter}: this is a {kind} adapter over {base}, which an import doesn't merge; merge it with PEFT: "
             f"PeftModel.from_pretrained(AutoModel.from_pretrained({base!r}), {str(folder)!r}).merge_and_unload()"
-            ".save_pretrained(DIR), put the base's tokeniser and image processor beside it, and give DIR"
+            ".save_pretrained(DIR), put the base's tokeniser and image processor next to it, and give DIR"
         )
     path = folder / CONFIG_FILE
     tree = read_json(path, "") if path.is_file() else {}
@@ -166,13 +166,13 @@ def _decisions(folder: Path, library: Library, config: ModelConfig, sentence: Se
     tree: dict[str, Any] = read_json(path, "") if path.is_file() else {}
     if library == "transformers" and "AutoModel" in (tree.get("auto_map") or {}):
         code = tree["auto_map"]["AutoModel"]
-        yield f"{CONFIG_FILE} names code of its own ({code}), which isn't run: transformers' class wins"
+        yield f"{CONFIG_FILE} names its own code ({code}), which isn't run: transformers' class wins"
     adapters = [path.parent.name for path in sorted(folder.glob(f"*/{ADAPTER_FILE}"))] or tree.get("lora_adaptations")
     if adapters:
-        yield f"adapters for tasks ({', '.join(map(str, adapters))}) aren't applied: the vectors are the base's alone"
+        yield f"adapters for tasks ({', '.join(map(str, adapters))}) aren't applied: the vectors are only the base's"
     lost = [name for name in (*LIMIT_FILES, SETTINGS_FILE, "1_Pooling") if (folder / name).exists()]
     if sentence is None and lost:
-        yield f"found {lost[0]} and no {MODULES_FILE}: the vectors are those of {library} alone; fetch it for others"
+        yield f"found {lost[0]} and no {MODULES_FILE}: the vectors are only those of {library}; fetch it for others"
     if config.text is not None and library != "timm":
         yield from _caption_decisions(folder, config, sentence)
     if config.vision is not None and library == "transformers":

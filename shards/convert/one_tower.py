@@ -47,7 +47,7 @@ CHAT_FILE, NEW_CHAT_FILE = "chat_template.json", "chat_template.jinja"  # of old
 MAX_TOKENS = 1800
 """Most tokens of a picture in the embedding model's own script; a chat model's processor allows nine times as many."""
 _MARK = "\u2e28mark\u2e29"
-_CURE = "save the model's own processor beside it, with the chat template of its embeddings"
+_CURE = "save the model's own processor next to it, with the chat template of its embeddings"
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ _PARTS = ("before", "between", "after")
 
 
 def _read_tower(folder: Path) -> VisionTower | TextTower:
-    """Read the vision tower with its decoder, or a text tower alone; raises a ModelError for what can't be mapped."""
+    """Read the vision tower with its decoder, or only a text tower; raises a ModelError for what can't be mapped."""
     path = folder / CONFIG_FILE
     tree = read_json(path, "give the folder of a model that transformers saved")
     found = _importer(tree)
@@ -260,7 +260,7 @@ def read_conversation(folder: Path, pair: tuple[str, str] | None = None) -> Conv
     inner = _ids(backend, between.rpartition(picture)[2])
     rest = whole[place + 1 :]
     if place < 0 or rest[: len(inner)] != inner:
-        raise ModelError(f"{folder}: the tokeniser joins {picture!r} with what stands beside it; {_CURE}")
+        raise ModelError(f"{folder}: the tokeniser joins {picture!r} with what stands next to it; {_CURE}")
     after = tuple(rest[len(inner) :])
     content = _with_end(backend, after, caption_prompt, end, folder)
     prompts = {captions: caption_prompt, queries: query_prompt}
@@ -287,7 +287,7 @@ def _clip(
 def _read_frame(folder: Path, tokenizer: Any, tree: Mapping[str, Any]) -> Conversation:
     """Read what stands around an item without a chat template: the tokeniser's own tokens, and those of a picture.
 
-    Prompts stand before texts alone. Source: transformers 5.23, `EmbeddingGemma2Processor.replace_image_token`.
+    Prompts stand only before texts. Source: transformers 5.23, `EmbeddingGemma2Processor.replace_image_token`.
     """
     sentence, backend = find_sentence_model(folder), tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -302,7 +302,7 @@ def _read_frame(folder: Path, tokenizer: Any, tree: Mapping[str, Any]) -> Conver
         if place < 1 or whole[place - 1 : place + 2] != frame:
             raise ModelError(
                 f"{folder}: the tokeniser has {', '.join(marks)} around a picture, and image_token_id is {picture}; "
-                "save the model's own tokeniser beside it"
+                "save the model's own tokeniser next to it"
             )
         before, between, after = tuple(whole[:place]), (frame[2],), tuple(whole[place + 2 :])
     captions, queries = (sentence.caption_prompt, sentence.query_prompt) if sentence is not None else ("", "")
@@ -386,8 +386,8 @@ def _with_end(backend: Any, after: tuple[int, ...], prompt: str, end: str, folde
     tokenizer.post_processor = processors.TemplateProcessing(single="$A <end>", special_tokens=[special])
     if tokenizer.encode(sample).ids != expected:
         raise ModelError(
-            f"{folder}: the tokeniser joins a text with what ends the conversation ({end!r}), or begins it with a "
-            f"token of its own; {_CURE}"
+            f"{folder}: the tokeniser joins a text with what ends the conversation ({end!r}), or begins it with "
+            f"its own token; {_CURE}"
         )
     content: str = tokenizer.to_str()
     return content

@@ -136,7 +136,7 @@ class PreprocessSection(ModelSection):
     fill_color: Literal[0] = 0
 
 
-BESIDE = "import another model, or run this one beside a main model (docs/servables.md)"
+OTHERWISE = "import another model, or run this one next to a main model (docs/servables.md)"
 
 
 def read_open_clip_config(folder: Path) -> tuple[OpenClipConfig, PreprocessSection]:
@@ -153,19 +153,19 @@ def read_open_clip_config(folder: Path) -> tuple[OpenClipConfig, PreprocessSecti
     if isinstance(vision, dict) and isinstance(vision.get("layers"), list):
         raise ModelError(
             f"{path}: vision_cfg.layers = {vision['layers']}: a ResNet of open_clip's own, which isn't built here; its "
-            f"ViTs and towers of timm are: {BESIDE}"
+            f"ViTs and towers of timm are: {OTHERWISE}"
         )
     try:
         config = OpenClipConfig.model_validate(sections["model_cfg"])
         return config, PreprocessSection.model_validate(_without_none(sections["preprocess_cfg"]))
     except ValidationError as error:
         raise ModelError(
-            f"{path}: {describe(error)}; other settings of open_clip aren't built here: {BESIDE}"
+            f"{path}: {describe(error)}; other settings of open_clip aren't built here: {OTHERWISE}"
         ) from None
 
 
 def read_open_clip_preprocess(section: PreprocessSection, image_size: int, max_caption_tokens: int) -> PreprocessConfig:
-    """Convert open_clip's preprocessing to ours; its images are PIL images, so Pillow resizes them."""
+    """Convert open_clip's preprocessing; its images are PIL images, so Pillow resizes them."""
     return PreprocessConfig(
         image_size=image_size,
         resize=_RESIZE[section.resize_mode],

@@ -47,7 +47,7 @@ def import_open_clip_tokenizer(folder: Path, section: TextSection, text: TextTow
     elif section.hf_tokenizer_name:
         raise ModelError(
             f"{folder}: found no {TOKENIZER_FILE}, and text_cfg.hf_tokenizer_name = {section.hf_tokenizer_name!r}; "
-            "save that tokeniser beside the model"
+            "save that tokeniser next to the model"
         )
     else:
         tokenizer = _own_tokenizer(folder)
@@ -139,7 +139,7 @@ def _own_tokenizer(folder: Path) -> Any:
 
     files = folder / VOCABULARY_FILE, folder / MERGES_FILE
     if all(path.is_file() for path in files):
-        vocabulary: Any = read_json(files[0], "save CLIP's vocabulary beside the model")
+        vocabulary: Any = read_json(files[0], "save CLIP's vocabulary next to the model")
         lines = files[1].read_text(encoding="utf-8").splitlines()[1:]
         merges = [tuple(line.split()) for line in lines if line]
     else:
@@ -154,7 +154,7 @@ def _own_vocabulary(folder: Path) -> tuple[dict[str, int], list[tuple[str, ...]]
     if package is None or package.origin is None:
         raise ModelError(
             f"{folder}: found no tokeniser ({TOKENIZER_FILE}, or {VOCABULARY_FILE} with {MERGES_FILE}); save CLIP's "
-            "beside the model, or install open_clip_torch, which comes with its vocabulary"
+            "next to the model, or install open_clip_torch, which comes with its vocabulary"
         )
     with gzip.open(Path(package.origin).parent / _OWN_VOCABULARY_FILE, "rt", encoding="utf-8") as file:
         merges = [tuple(line.split()) for line in file.read().split("\n")[1 : _NUM_MERGES + 1]]

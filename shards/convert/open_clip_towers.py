@@ -1,4 +1,4 @@
-"""Towers of open_clip's checkpoints: described as ours, with the source of each of our tensors.
+"""Towers of open_clip's checkpoints: described as this project's, with the source of each tensor.
 
 Source: open_clip 3.3, `transformer.VisionTransformer`, `transformer.TextTransformer` and `timm_model.TimmModel`.
 """
@@ -278,7 +278,7 @@ def _read_timm(config: OpenClipConfig, folder: Path) -> Side[VisionTower]:
         names = {"0.weight": "fc1.weight", "0.bias": "fc1.bias", "2.weight": "fc2.weight"}
         names |= {"2.bias": "fc2.bias"} if section.timm_proj_bias else {}
         projection = "wide_mlp"
-        tensors = {f"projection.{ours}": Source(f"visual.head.mlp.{their}") for ours, their in names.items()}
+        tensors = {f"projection.{own}": Source(f"visual.head.mlp.{their}") for own, their in names.items()}
     return Side(tower, lambda name: Source(f"visual.trunk.{name}"), projection, tensors)
 
 

@@ -37,7 +37,7 @@ _CLASS_KEYS = (
     *("pooling_kernel_size", "max_soft_tokens"),
 )
 _STEPS = ("_preprocess", "resize", "center_crop", "rescale", "normalize", "rescale_and_normalize")
-# DINOv3's resizes floats, without rounding to 8 bits in between; ours rounds. Siglip2's cuts images into patches, as we
+# DINOv3's resizes floats, without rounding to 8 bits; shards rounds. Siglip2's cuts images into patches, as we
 # do for a tower that takes patches, and so do Qwen2VL's and Gemma4's, in squares of them.
 _EQUAL_CLASSES = (
     *("DINOv3ViTImageProcessor", "Siglip2ImageProcessor", "Qwen2VLImageProcessor"),
@@ -86,10 +86,10 @@ def read_processor(folder: Path, kind: Literal["image", "video"] = "image") -> t
     # transformers takes what is in the shared file first.
     if own.is_file() and not (path.is_file() and f"{kind}_processor" in read_json(path, "")):
         return own, read_json(own, "")
-    tree = read_json(path, f"save the {kind} processor beside the model, too ({file})")
+    tree = read_json(path, f"save the {kind} processor next to the model, too ({file})")
     settings = tree.get(f"{kind}_processor")
     if not isinstance(settings, dict):
-        raise ModelError(f"{path}: found no {kind}_processor; save the {kind} processor beside the model, too")
+        raise ModelError(f"{path}: found no {kind}_processor; save the {kind} processor next to the model, too")
     return path, settings
 
 
@@ -103,7 +103,7 @@ def import_processor(
     patch_px: int | None = None,
     takes_clips: bool = False,
 ) -> PreprocessConfig:
-    """Convert an image processor's settings to our preprocessing; raises a ModelError if ours can't do the same.
+    """Convert an image processor's settings to a PreprocessConfig; raises a ModelError if none does the same.
 
     Without an image processor in `folder`, the result has our defaults unless `is_required`. With `takes_any_size`, the
     processor's size replaces `image_size` (side, px). `patch_px` is for images that keep their proportions;
@@ -135,7 +135,7 @@ def import_processor(
 
 
 def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise a ModelError if a step that ours always takes is off, scales otherwise, or one is on that ours lacks."""
+    """Raise a ModelError if a step that shards always takes is off or scales otherwise, or one that it lacks is on."""
     for key in ("do_resize", "do_rescale"):
         _require(path, key, settings.get(key, True), True)
     _require(path, "do_pad", settings.get("do_pad") or False, False)
@@ -152,7 +152,7 @@ def _interpolation(path: Path, settings: Mapping[str, Any]) -> Interpolation:
 
 
 def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
-    """Make an image processor's settings (no resampler) for ours; raises a ModelError if none does the same."""
+    """Make an image processor's settings (no resampler); raises a ModelError if none does what `preprocess` says."""
     size, side = preprocess.resize_size or preprocess.image_size, preprocess.image_size
     shapes: dict[str, dict[str, Any]] = {
         "squash": {
@@ -179,7 +179,7 @@ def export_processor(preprocess: PreprocessConfig) -> dict[str, Any]:
 def _class_settings(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of the class that a file names, else of the model's own.
 
-    Raises a ModelError if it prepares images in a way of its own.
+    Raises a ModelError if it prepares images in its own way.
     """
     from transformers.image_processing_backends import TorchvisionBackend
     from transformers.models.auto.image_processing_auto import (
@@ -204,7 +204,7 @@ def _class_settings(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     changed = [step for step in _STEPS if getattr(found, step, None) is not getattr(TorchvisionBackend, step)]
     if issubclass(found, TorchvisionBackend) and changed and name not in _EQUAL_CLASSES:
         raise ModelError(
-            f"{path}: a {name} prepares images in a way of its own ({', '.join(changed)}), which can't be imported"
+            f"{path}: a {name} prepares images in its own way ({', '.join(changed)}), which can't be imported"
         )
     return {key: value for key in _CLASS_KEYS if (value := getattr(found, key, None)) is not None}
 
@@ -215,10 +215,10 @@ def _video_class_settings(path: Path, name: str) -> dict[str, Any]:
     from transformers.video_processing_utils import BaseVideoProcessor
 
     found = video_processor_class_from_name(name)
-    steps = ("sample_frames", *_STEPS)  # a sampling of its own would be of other frames
+    steps = ("sample_frames", *_STEPS)  # its own sampling would be of other frames
     changed = [step for step in steps if getattr(found, step, None) is not getattr(BaseVideoProcessor, step)]
     if found is None or changed:
-        raise ModelError(f"{path}: a {name} prepares clips in a way of its own, which can't be imported")
+        raise ModelError(f"{path}: a {name} prepares clips in its own way, which can't be imported")
     return {key: value for key in _CLASS_KEYS if (value := getattr(found, key, None)) is not None}
 
 
@@ -346,7 +346,7 @@ def _padding_of(token: str | None, token_id: int | None, side: str = "right") ->
 
 
 def _load_through_transformers(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Load a tokeniser and its padding as transformers does; SigLIP's, which has no fast form there, as one of ours."""
+    """Load a tokeniser and its padding as transformers does; SigLIP's, without a fast form there, as shards does."""
     settings = read_json(folder / TOKENIZER_CONFIG_FILE, "") if (folder / TOKENIZER_CONFIG_FILE).is_file() else {}
     if is_siglip_tokenizer(folder, settings):
         tokenizer, pad_token = convert_siglip_tokenizer(folder, settings)
@@ -367,7 +367,7 @@ def load_fast_tokenizer(folder: Path) -> Any:
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:200]  # transformers reads config.json first
         raise ModelError(
-            f"{folder}: no tokeniser could be loaded ({reason}); save one beside the model ({TOKENIZER_FILE})"
+            f"{folder}: no tokeniser could be loaded ({reason}); save one next to the model ({TOKENIZER_FILE})"
         ) from None
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ModelError(f"{folder}: {type(tokenizer).__name__} has no fast form; convert it to {TOKENIZER_FILE} first")

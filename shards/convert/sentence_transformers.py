@@ -92,7 +92,7 @@ class SentenceModel:
         if not self.pools:
             return tower
         if not isinstance(tower, TextEncoderTower) or "pool" not in type(tower).model_fields:
-            _refuse(self.root, f"Pooling over a {tower.label} tower", "give a model whose texts alone are pooled")
+            _refuse(self.root, f"Pooling over a {tower.label} tower", "give a model of which only texts are pooled")
         pool = self.pools if len(self.pools) > 1 else self.pools[0]
         try:
             return tower.model_validate(tower.model_dump() | {"pool": pool})

@@ -125,14 +125,14 @@ def _check_pieces(proto: Any, path: Path) -> None:
     if proto.trainer_spec.model_type != _UNIGRAM or not proto.normalizer_spec.remove_extra_whitespaces:
         raise ModelError(
             f"{path}: only a Unigram model that removes extra whitespace can be converted; save a tokenizer.json "
-            "beside it, without tokenizer_config.json"
+            "next to it, without tokenizer_config.json"
         )
     for piece in proto.pieces:
         # Canonical text has no punctuation, so pieces with some, like <extra_id_0>, are never found.
         if piece.type in (_USER_DEFINED, _UNUSED) and not re.search(_PUNCTUATION, piece.piece):
             raise ModelError(
                 f"{path}: the piece {piece.piece!r} is user-defined or unused, which can't be converted; save a "
-                "tokenizer.json beside it, without tokenizer_config.json"
+                "tokenizer.json next to it, without tokenizer_config.json"
             )
 
 

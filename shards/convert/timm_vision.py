@@ -133,7 +133,7 @@ def read_timm_tower(model: Any, folder: Path) -> TimmVisionTower:
 def read_timm_preprocess(
     vit: Any, image_size: int, max_caption_tokens: int, folder: Path, *, patch_px: int | None = None
 ) -> PreprocessConfig:
-    """Convert a timm model's preprocessing to ours; raises a ModelError if timm crops or interpolates as we can't.
+    """Convert a timm model's preprocessing; raises a ModelError if timm crops or interpolates as this project can't.
 
     `patch_px` is the side of a patch, px, for a model whose images keep their proportions.
     """
@@ -298,9 +298,9 @@ def check_structure(model: Any, tower: VisionTower, folder: Path) -> Any:
 
     with torch.device("meta"):
         built = tower.build()
-    for theirs, ours in zip_longest(_structure(model), _structure(built), fillvalue="nothing"):
-        if theirs != ours:
-            raise ModelError(f"{folder}: this model has {theirs.strip()!r} where we build {ours.strip()!r}")
+    for theirs, own in zip_longest(_structure(model), _structure(built), fillvalue="nothing"):
+        if theirs != own:
+            raise ModelError(f"{folder}: this model has {theirs.strip()!r} where embedder builds {own.strip()!r}")
     their_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     our_shapes = {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()}
     if different := sorted(set(their_shapes.items()) ^ set(our_shapes.items())):

@@ -231,8 +231,8 @@ def import_tensor(
 ) -> torch.Tensor:
     """Read one of our tensors as the import of its tower says.
 
-    `name` is ours, inside the tower; `stored_at` is the shape at the checkpoint's own image size, None where it is
-    ours. Raises a ModelError if a tensor is missing, broken, of another shape, or not finite.
+    `name` is this project's, inside the tower; `stored_at` is the shape at the checkpoint's own image size,
+    None where it is the same. Raises a ModelError if a tensor is missing, broken, of another shape, or not finite.
     """
     if stored_at is not None and stored_at != shape:
         table = import_tensor(files, theirs, stored_at, found, name)

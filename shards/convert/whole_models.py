@@ -30,7 +30,7 @@ def read_timm_model(model: Any, folder: Path, describe_as_whole: Callable[[], Wh
     try:
         return read_timm_tower(model, folder)
     except ModelError as error:
-        if type(model).__name__ == "NaFlexVit":  # as a whole it would take squares alone
+        if type(model).__name__ == "NaFlexVit":  # as a whole it would take only squares
             raise
         try:
             return describe_as_whole()
@@ -115,7 +115,7 @@ def _run_once(module: Any, image_size: int, where: str) -> tuple[int, WholeCosts
     steps = max(1, round(len(moved) / PARTS_PER_LAYER))
     return pooled.shape[1], WholeCosts(
         flops=counter.get_total_flops(),
-        peak_values=max(moved, default=1) * 3 // 2,  # beside a part's input and output, a residual waits
+        peak_values=max(moved, default=1) * 3 // 2,  # in addition to a part's input and output, a residual waits
         steps=steps,
         step_values=max(1, round(sum(moved) / PASSES / steps)),
     )

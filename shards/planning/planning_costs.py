@@ -162,7 +162,7 @@ class DataMix:
         if images == captions == 0:
             side, inputs = ("text", "captions") if config.vision is None else ("vision", "images")
             raise ModelError(
-                f"mix: items without {inputs}, and model {config.name!r} has a {side} tower alone; "
+                f"mix: items without {inputs}, and model {config.name!r} has only a {side} tower; "
                 f"give them a mean above 0"
             )
         return replace(self, images_per_item=images, captions_per_item=captions)

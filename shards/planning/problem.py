@@ -115,7 +115,7 @@ class PlacementProblem:
     def cut_depths(self) -> tuple[int, int]:
         """Number of layers at which each tower can be cut by itself.
 
-        One tower for both sides is cut along its layers alone, and texts go with them: a layer is held by one stage.
+        One tower for both sides is cut only along its layers, and texts go with them: a layer is held by one stage.
         """
         return (self.depths[0], 0) if self.config.is_one_tower else self.depths
 
@@ -303,9 +303,9 @@ def _rates(problem: PlacementProblem, stages: Sequence[PlacedStage], loads: Sequ
     for stage, load in zip(stages, loads, strict=True):
         seconds, speed = load.seconds, stage.speed
         if _is_on_part(stage):
-            beside = [other for other in stages if _is_on_part(other) and other.pool is stage.pool]
-            towers_s = [problem.towers_s(other.pool, other.spec) for other in beside]
-            seconds, speed = max(time_sliced_s(towers_s, [other.devices for other in beside]), seconds), 1.0
+            sharing = [other for other in stages if _is_on_part(other) and other.pool is stage.pool]
+            towers_s = [problem.towers_s(other.pool, other.spec) for other in sharing]
+            seconds, speed = max(time_sliced_s(towers_s, [other.devices for other in sharing]), seconds), 1.0
         found.append(speed / seconds if seconds else float("inf"))
     return found
 

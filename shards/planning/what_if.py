@@ -102,12 +102,12 @@ def _one_more_each(
     for number, stage in enumerate(stages):
         # A part of a device grows to a whole one: replicas of one stage are all alike.
         devices = stage.devices + 1 if stage.devices >= 1 else 1.0
-        more, beside = problem, stages
+        more, widened = problem, stages
         if stage.pool.shared and problem.num_cores is not None:
             more = replace(problem, num_cores=problem.num_cores + stage.pool.to_counted_cores(stage.pool.num_threads))
             wider = replace(stage.pool, num=stage.pool.num + stage.pool.num_threads)
-            beside = tuple(replace(each, pool=wider) if each.pool is stage.pool else each for each in stages)
-        grown = [*beside[:number], replace(beside[number], devices=devices), *beside[number + 1 :]]
+            widened = tuple(replace(each, pool=wider) if each.pool is stage.pool else each for each in stages)
+        grown = [*widened[:number], replace(widened[number], devices=devices), *widened[number + 1 :]]
         rate = predict(more, grown).items_per_s
         gain = rate / prediction.items_per_s - 1
         found.append(OneMore(f"stage {number}", stage.pool.device.name, rate, gain))

@@ -53,7 +53,7 @@ class AltClipTextTower(RobertaTower):
         return TowerFlops(0, super().flops(num_tokens).layer, 2 * self.hidden_size * self.project_dim)
 
     def build(self) -> Any:
-        """Build the encoder, with the norm and the layer behind it beside its own modules."""
+        """Build the encoder, with the norm and the layer behind it next to its own modules."""
         from torch import nn
 
         module = super().build()

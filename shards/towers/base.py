@@ -75,7 +75,7 @@ class TowerImport:
         config_class: name of transformers' configuration class.
         read: makes the tower from that configuration, the names of its tensors (empty before weights exist: then the
             library class's own) and the path for messages; raises a ModelError for what can't be built.
-        theirs: finds the checkpoint's tensors for one of ours, given our name and all of their names; several are
+        theirs: finds the checkpoint's tensors for one of the tower, given its name and all of their names; several are
             concatenated. `head.` begins the names of the projection head.
         ignored: name prefixes of tensors that an encoder doesn't need.
         has_projection: whether the checkpoint's tower itself contains the projection into the common space.
@@ -100,7 +100,7 @@ class TowerImport:
     has_pooled_output: bool = True
 
     def rows_of(self, name: str) -> tuple[int, int, int] | None:
-        """Return the rows of the checkpoint's tensor that make ours; None for all."""
+        """Return the rows of the checkpoint's tensor that make the tower's; None for all."""
         return next((rows for end, rows in self.rows.items() if name.endswith(end)), None)
 
 

@@ -73,7 +73,7 @@ class EmbeddingGemma2Tower(PictureDecoderTower):
     temporal_patch_size: ClassVar[int] = 1  # type: ignore[misc]
     num_position_embeddings: ClassVar[int] = 36**2  # type: ignore[misc] # any size of images fits
     deepstack_visual_indexes: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
-    min_patches: ClassVar[int] = 0  # type: ignore[misc] # the budget alone gives an image's size
+    min_patches: ClassVar[int] = 0  # type: ignore[misc] # only the budget gives an image's size
 
     family: Literal["embedding_gemma2"] = "embedding_gemma2"
     depth: int = Field(16, ge=1, description="vision blocks")
@@ -330,7 +330,7 @@ def _read(theirs: Any, where: Path) -> EmbeddingGemma2Tower | EmbeddingGemma2Tex
 
 
 def _place(name: str, num_layers: int) -> CheckpointPlace | None:
-    """Find rows of the library's one projection for all layers, and what it keeps beside the vision tower."""
+    """Find rows of the library's one projection for all layers, and what it keeps next to the vision tower."""
     inner = name.removeprefix("vision.embed_vision.")
     if inner != name:
         return CheckpointPlace("beside", inner)

@@ -97,6 +97,6 @@ def one_side(value: Any, key: str, where: Path) -> int:
 
 
 def own_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Return transformers' name of a tensor, which is ours."""
+    """Return transformers' name of a tensor, which is the same."""
     del names
     return (name,)

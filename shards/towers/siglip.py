@@ -133,7 +133,7 @@ def _read_text(theirs: Any, names: frozenset[str], where: Path) -> SiglipTextTow
 
 
 def siglip_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Return transformers' name of a tensor: ours, except for the projection."""
+    """Return transformers' name of a tensor: the same, except for the projection."""
     del names
     return (name.replace("head.projection.", "head."),)
 

@@ -269,6 +269,6 @@ def encoder_import(
 
 
 def encoder_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
-    """Return transformers' name of a tensor: ours, except for norms of old checkpoints."""
+    """Return transformers' name of a tensor: the same, except for norms of old checkpoints."""
     old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
     return (old if old in names else name,)

@@ -47,7 +47,7 @@ class Tipsv2TextTower(PreNormTextTower):
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Return False: a caption is its words alone."""
+        """Return False: a caption is only its words."""
         return False
 
     def front_shapes(self) -> Shapes:
@@ -81,9 +81,9 @@ _TEXT_BLOCK["self_attn.out_proj"] = "attn.out_proj"
 def tipsv2_text_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     """Return transformers' names of a tensor; queries, keys and values are rows of those of all three."""
     is_published = "token_embedding.weight" in names
-    for ours, theirs in _TEXT_TOP.items():
-        if name.startswith(ours):
-            return (name.replace(ours, theirs) if is_published else name,)
+    for own, theirs in _TEXT_TOP.items():
+        if name.startswith(own):
+            return (name.replace(own, theirs) if is_published else name,)
     prefix, layer, part = "encoder.layers.", *name.removeprefix("encoder.layers.").split(".", 1)
     module, _, leaf = part.rpartition(".")
     if is_published and module in QKV:
@@ -100,7 +100,7 @@ def tipsv2_vision_names(name: str, names: frozenset[str]) -> tuple[str, ...]:
     if name == "cls_token":
         return ("cls_token", "pos_embed")
     others = {".mlp.fc1.": (".mlp.c_fc.", ".mlp.w12."), ".mlp.fc2.": (".mlp.c_proj.", ".mlp.w3.")}
-    found = [name.replace(ours, theirs) for ours, each in others.items() if ours in name for theirs in each]
+    found = [name.replace(own, theirs) for own, each in others.items() if own in name for theirs in each]
     return ("register_tokens",) if name == "reg_token" else (next((each for each in found if each in names), name),)
 
 

@@ -61,7 +61,7 @@ class VisionTower(Tower):
 
     @property
     def fewest_patches(self) -> int:
-        """Number of patches that a smaller image is enlarged to; 0 where the budget alone gives the size."""
+        """Number of patches that a smaller image is enlarged to; 0 where only the budget gives the size."""
         return 0
 
     @property
@@ -113,7 +113,7 @@ class VisionTower(Tower):
         return (self.num_tokens, self.dim)
 
     def layout(self, lengths: torch.Tensor, grids: torch.Tensor | None = None) -> Layout:
-        """Lay out frames, each a rectangle of its own."""
+        """Lay out frames, each its own rectangle."""
         from shards.layouts import Frames
 
         del grids
@@ -148,7 +148,7 @@ class VisionTower(Tower):
             check_pixels(values, self.side_px)
 
     def prepare_export(self, module: Any) -> None:
-        """Replace what exporters don't know, for images alone; in-place."""
+        """Replace what exporters don't know, only for images; in-place."""
 
     def pixel_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Choose the dtype of normalised pixels by the compute dtype."""
@@ -183,7 +183,7 @@ class TextTower(Tower):
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether the tokeniser must add tokens of its own, so that a caption without known words has one."""
+        """Whether the tokeniser must add its own tokens, so that a caption without known words has one."""
         return True
 
     @property

@@ -51,7 +51,7 @@ def test_shards_behind_the_stem_equal_the_unsplit_towers_to_the_last_bit(make_co
 
 
 def test_the_stem_is_three_plain_convolutions_with_norm_and_gelu(make_config, make_model, make_batch):
-    """Nothing of ours but names stands between the file and the expected values."""
+    """Nothing of this project but names stands between the file and the expected values."""
     config = make_config(STEM)
     folder, batch = make_model(config), make_batch(config, frames=(1, 1, 1), tokens=(1, 1, 1))
     weights = {

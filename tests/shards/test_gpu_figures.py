@@ -1,7 +1,7 @@
 """What was measured on an H100 and an H200 follows from the figures of both models of them.
 
 The planner's table has the libraries' towers, products and copies. The simulated H100 has a shard and a stage whose
-captions are grouped as on a CPU, 32 of them in 4 groups and 256 in 7; today's code groups them so there alone. The
+captions are grouped as on a CPU, 32 of them in 4 groups and 256 in 7; today's code groups them so only there. The
 table counts the launches of layers, not what arranges a group, and takes such captions for twice as fast.
 
 No term of either has the 352 rows/s of a stage whose two threads both launch, nor the runs on Ray with such a stage, of

@@ -63,7 +63,7 @@ CATS = ["cat", "снег cat", "ሰላም cat שלג"]
 ALL = ["cat", "снег", "שלג", "ሰላም", "猫", "🐱", "£ 5"]
 # By tokeniser: texts of which it knows no word, and others.
 TOKENIZERS = {
-    # Punctuation is no word beside what is not known; all but a letter of a word is enough.
+    # Punctuation is no word next to what is not known; all but a letter of a word is enough.
     "the demo's": (
         unigram_of_the_demo,
         [*FOREIGN, "猫!", "«猫»", "🫨 ?", "( 猫 ) - ..."],

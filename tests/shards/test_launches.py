@@ -1,4 +1,4 @@
-"""What layers launch on a GPU, told without one: nothing that waits for it, and few operations for many rows."""
+"""What layers launch on a GPU, found without one: nothing that waits for it, and few operations for many rows."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ class WithoutCopies(TorchDispatchMode):
     """Mode that refuses copies between host and device: one waits for the other, as fake tensors don't say."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Refuse an operation with tensors on both; a number on the host is no copy beside a tensor on the device."""
+        """Refuse an operation with tensors on both; a number on the host is no copy next to a tensor on the device."""
         found = func(*args, **(kwargs or {}))
         given, made = (
             [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]

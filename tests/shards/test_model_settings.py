@@ -1,4 +1,4 @@
-"""Settings of a model beside its folder: addresses, the place of an instruction, which dimensions are allowed."""
+"""Settings of a model outside its folder: addresses, the place of an instruction, which dimensions are allowed."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Plans of one tower for pictures and texts, from the configuration alone: published sizes, the best of all cuts."""
+"""Plans of one tower for pictures and texts, only from the configuration: published sizes, the best of all cuts."""
 
 import json
 from itertools import combinations
@@ -109,7 +109,7 @@ def test_the_8b_model_on_two_and_eight_devices_of_24_gb_is_as_computed_by_hand(t
     for devices, num in (("2xL4", 2), ("8xL4", 8)):
         problem = problem_of(config, devices)
         plan = place(problem, find_num_stages(problem)).plan
-        # 16.3 GB of weights fit one device of 24 GB with a batch beside them: whole copies need no transfers.
+        # 16.3 GB of weights fit one device of 24 GB with a batch next to them: whole copies need no transfers.
         assert [(len(stage.spec.vision), len(stage.spec.text), stage.num_replicas) for stage in plan.stages] == [
             (64, 36, num)
         ]

@@ -20,7 +20,7 @@ from shards.towers.vit import VitTower
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A ViT of broad layers beside a text tower of narrow ones."""
+    """A ViT of broad layers next to a text tower of narrow ones."""
     vision = VitTower(image_size=32, patch_size=4, width=512, depth=3, num_heads=8)
     text = AlbertTower(
         vocab_size=100,

@@ -97,7 +97,7 @@ def test_planned_shards_of_every_kind_of_tower_equal_the_unsplit_ones(make_confi
 def test_embeddings_equal_what_timm_and_transformers_compute_from_the_same_file(
     make_config, make_model, make_batch, variant
 ):
-    """Nothing of ours but the configuration stands between the file and the expected values."""
+    """Nothing of this project but the configuration stands between the file and the expected values."""
     from safetensors.torch import load_file
     from timm.models.vision_transformer import VisionTransformer
     from transformers import AlbertConfig, AlbertModel

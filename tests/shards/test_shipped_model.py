@@ -57,7 +57,7 @@ def test_the_shipped_model_finds_images_of_a_style_that_it_never_saw():
     with tarfile.open(PACKAGE / "demo_data" / "noto.tar") as tar, SandboxedDecoder() as decoder:
         members = {member.name: member for member in tar.getmembers()}
         names = sorted(name.removesuffix(".png") for name in members if name.endswith(".png"))[::19]
-        read = lambda name: tar.extractfile(members[name]).read()  # noqa: E731 - one line in this test alone
+        read = lambda name: tar.extractfile(members[name]).read()  # noqa: E731 - one line in only this test
         captions = [json.load(io.BytesIO(read(f"{name}.json")))["caption"] for name in names]
         pixels = torch.from_numpy(np.stack([decoder.image(read(f"{name}.png"), fit) for name in names]))
     ids = [torch.from_numpy(encoder.encode(caption)) for caption in captions]

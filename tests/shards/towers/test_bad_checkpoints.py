@@ -187,7 +187,7 @@ BAD = {
 
 
 def refuse(folder, message):
-    """Import, and expect one line, nothing beside the checkpoint, and nothing changed in it."""
+    """Import, and expect one line, nothing next to the checkpoint, and nothing changed in it."""
     before = {path: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(ModelError, match=message) as caught:
         import_checkpoint(folder, folder.parent / "deeper" / "out")

@@ -29,7 +29,7 @@ from shards.tensor_shapes import model_shapes, shard_shapes
 
 @pytest.fixture(params=FAMILIES, ids=lambda family: family.model_fields["family"].default)
 def config(request):
-    """A tiny model of the family, beside a tower of the default family."""
+    """A tiny model of the family, next to a tower of the default family."""
     return beside_default(request.param)
 
 
@@ -83,7 +83,7 @@ def test_its_costs_are_measured_layer_by_layer_and_plan_it(config, model):
 
 
 def test_building_it_warns_of_nothing(config, caplog):
-    logging.Logger.warning_once.cache_clear()  # transformers' own; it tells each message once
+    logging.Logger.warning_once.cache_clear()  # transformers' own; it reports each message once
     for tower in config.towers.values():
         with torch.device("meta"):
             tower.build()

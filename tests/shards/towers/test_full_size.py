@@ -44,7 +44,7 @@ LARGE = (
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
-    """Function that gives the folder with a model's `checkpoint` and `model`, both of configurations alone."""
+    """Function that gives the folder with a model's `checkpoint` and `model`, both only of configurations."""
     folders = {}
 
     def find(name):
@@ -214,7 +214,7 @@ def test_beside_weights_the_configuration_is_that_of_the_whole_import(tmp_path, 
     save(tmp_path / "checkpoint")
     whole = import_checkpoint(tmp_path / "checkpoint", tmp_path / "whole")
     alone = import_config(tmp_path / "checkpoint", tmp_path / "alone")
-    assert alone.model_copy(update={"trained": whole.trained}) == whole  # the weights alone tell that they are random
+    assert alone.model_copy(update={"trained": whole.trained}) == whole  # only the weights show that they are random
     assert load_model_config(tmp_path / "alone") == alone
 
 

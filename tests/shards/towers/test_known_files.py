@@ -1,4 +1,4 @@
-"""Files beside the weights: each that alters vectors is read or refused by name, and each cure is carried out."""
+"""Files next to the weights: each that alters vectors is read or refused by name, and each cure is carried out."""
 
 import json
 import shutil
@@ -122,7 +122,7 @@ def test_where_parts_disagree_one_line_says_which_won(tmp_path):
     edit_json(tmp_path / "bert/config.json", auto_map={"AutoModel": "own--modeling.OwnModel"})
     import_timm_and_text(tmp_path / "vit", tmp_path / "bert", tmp_path / "joined", 8)
     assert read_import_record(tmp_path / "joined")["decisions"] == [
-        "config.json names code of its own (own--modeling.OwnModel), which isn't run: transformers' class wins",
+        "config.json names its own code (own--modeling.OwnModel), which isn't run: transformers' class wins",
         "captions up to 40 tokens: the tower's positions wins over 512 of tokenizer_config.json",
     ]
 
@@ -137,7 +137,7 @@ def test_where_parts_disagree_one_line_says_which_won(tmp_path):
 )
 def test_a_record_that_is_none_is_one_line(tmp_path, record, rule):
     write_json(tmp_path / "import.json", record)
-    with pytest.raises(ModelError, match=r"import\.json: [^\n]*delete it, or import anew$") as caught:
+    with pytest.raises(ModelError, match=r"import\.json: [^\n]*delete it, or import again$") as caught:
         read_import_record(tmp_path)
     assert rule in str(caught.value)
 
@@ -158,8 +158,8 @@ def test_a_setting_of_special_tokens_that_no_tokenizer_json_can_hold_is_reported
         edit_json(own / "tokenizer_config.json", split_special_tokens=is_split)
         import_checkpoint(own, tmp_path / f"model-{is_split}")
         lines = [each for each in read_import_record(tmp_path / f"model-{is_split}")["decisions"] if "special" in each]
-        told = "a special token's name in a caption is that token: split_special_tokens of tokenizer_config.json"
-        assert lines == [f"{told} isn't followed"] * is_split
+        note = "a special token's name in a caption is that token: split_special_tokens of tokenizer_config.json"
+        assert lines == [f"{note} isn't followed"] * is_split
 
 
 def test_patterns_of_known_files_are_unique():
@@ -271,7 +271,7 @@ def test_the_cure_of_a_training_checkpoint_gives_the_same_model(prefix, clip, tm
     path = tmp_path / "epoch_3.pt"
     torch.save({"epoch": 3, "state_dict": {prefix + name: each for name, each in state.items()}}, path)
     message = refusal(path, tmp_path)
-    assert "put its state dict alone " in message
+    assert "put only its state dict " in message
     assert (f"without {prefix!r} before its names" in message) == bool(prefix)
     own = tmp_path / "own"
     shutil.copytree(clip, own)

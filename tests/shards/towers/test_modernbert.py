@@ -1,4 +1,4 @@
-"""ModernBERT of transformers, alone and joined to a timm ViT: against its own features, every cut, every part."""
+"""ModernBERT of transformers, by itself and joined to a timm ViT: against its own features, every cut, every part."""
 
 import shutil
 from dataclasses import replace

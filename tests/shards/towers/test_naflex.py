@@ -40,7 +40,7 @@ MODELS = {
     "naflexvit_base_patch16_gap": SMALL,  # registers, LayerScale, average behind which the norm comes
     "naflexvit_base_patch16_par_gap": SMALL,  # a table that is resized to a square
     "naflexvit_base_patch16_parfac_gap": SMALL,  # two tables
-    "naflexvit_base_patch16_map": SMALL,  # attention pooling beside a register
+    "naflexvit_base_patch16_map": SMALL,  # attention pooling next to a register
     "naflexvit_base_patch16_siglip": SMALL,  # bilinear resizing of the table
     "naflexvit_so150m2_patch16_reg1_gap": SMALL | {"mlp_ratio": 3},  # no bias of q, k and v
     "naflexvit_base_patch16_radio_v3": SMALL | {"reg_tokens": 2},  # class token, no norm at the end

@@ -115,7 +115,7 @@ def build(cfg):
 
 
 def save(folder, model_cfg, model, **preprocess):
-    """Save a model as open_clip's folders on the hub look; its pickle beside it is left out."""
+    """Save a model as open_clip's folders on the hub look; its pickle next to it is left out."""
     cfg = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)} | preprocess
     model.visual.image_mean, model.visual.image_std, model.visual.preprocess_cfg = cfg["mean"], cfg["std"], cfg
 
@@ -280,7 +280,7 @@ def changed(folder, **keys):
         (
             {"vision_cfg__layers": [3, 4, 6, 3]},
             "a ResNet of open_clip's own, which isn't built here; its ViTs and towers of timm are: import another "
-            "model, or run this one beside a main model (docs/servables.md)",
+            "model, or run this one next to a main model (docs/servables.md)",
         ),
         ({"vision_cfg__timm_model_name": "vit_of_nobody"}, "timm_model_name = 'vit_of_nobody'"),
         ({"vision_cfg__timm_model_name": "convnext_atto"}, "which a timm model + CLIP text of that"),

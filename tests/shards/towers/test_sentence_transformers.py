@@ -116,10 +116,10 @@ def test_an_activation_counts_in_the_fingerprint(tmp_path):
 def test_the_limit_of_sentence_transformers_wins_and_is_told(version, tmp_path):
     save_sentence_model(tmp_path / "own", "mean", version=version, limits={"max_seq_length": 9})
     check_equal(tmp_path / "own", tmp_path / "model", expected_vectors(tmp_path / "own", CAPTIONS, "mean", limit=9))
-    told = read_import_record(tmp_path / "model")["decisions"]
+    decisions = read_import_record(tmp_path / "model")["decisions"]
     limit = f"captions up to 9 tokens: sentence_bert_config.json wins over {checkpoints.MAX_TOKENS} of tokenizer_config"
-    assert any(line.startswith(limit) for line in told)
-    assert "pooling: mean of modules.json wins over the checkpoint's pooler" in told
+    assert any(line.startswith(limit) for line in decisions)
+    assert "pooling: mean of modules.json wins over the checkpoint's pooler" in decisions
 
 
 def test_lower_case_of_sentence_transformers_wins_over_the_tokeniser(tmp_path):

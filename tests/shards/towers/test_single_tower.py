@@ -1,4 +1,4 @@
-"""A tower alone: its plans and costs, and what is refused; its features are in test_transformers."""
+"""A single tower: its plans and costs, and what is refused; its features are in test_transformers."""
 
 import library_checkpoints as checkpoints
 import pytest
@@ -83,7 +83,7 @@ def test_a_deep_tower_alone_is_planned():
 
 def test_items_without_the_towers_inputs_are_refused(vit):
     config = load_model_config(vit)
-    with pytest.raises(ModelError, match="items without images, and model 'checkpoint' has a vision tower alone"):
+    with pytest.raises(ModelError, match="items without images, and model 'checkpoint' has only a vision tower"):
         plan_shards(config, 1, mix=DataMix(images_per_item=0))
 
 
@@ -92,7 +92,7 @@ def test_the_missing_tower_is_named(vit, albert):
         text_only(load_model_config(vit))
     with pytest.raises(ModelError, match="has no vision tower"):
         vision_only(load_model_config(albert))
-    with pytest.raises(ModelError, match="vision tower alone; training needs two towers"):
+    with pytest.raises(ModelError, match="only a vision tower; training needs two towers"):
         Trainer(vit, TrainSettings())
     parts = [part.name for part in describe_model(vit).parts]
     assert parts == ["vision front", "vision layers", "vision head"]

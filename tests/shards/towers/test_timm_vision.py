@@ -129,7 +129,7 @@ def test_timms_models_are_described_or_refused_by_what_is_missing(tmp_path, modu
         ),
         ("vit_small_patch16_224", SMALL | {"img_size": (32, 48)}, "only squares"),
         ("vit_small_patch16_224", SMALL | {"global_pool": ""}, "pooling ''"),
-        ("vit_base_patch16_dinov3", SMALL | {"rope_jitter_coords": 2.0}, None),  # of training alone
+        ("vit_base_patch16_dinov3", SMALL | {"rope_jitter_coords": 2.0}, None),  # only of training
     ],
 )
 def test_what_can_not_be_built_is_refused_in_one_line(tmp_path, name, settings, message):

@@ -230,10 +230,10 @@ def test_one_without_a_pooling_head_is_refused(checkpoint, tmp_path):
     [
         (
             {"video_processor_type": "Qwen2VLVideoProcessor"},
-            "a Qwen2VLVideoProcessor prepares clips in a way of its own",
+            "a Qwen2VLVideoProcessor prepares clips in its own way",
         ),
         ({"size": {"height": 64, "width": 64}}, "expected .'height': 32, 'width': 32."),
-        ({"video_processor_type": "Missing"}, "a Missing prepares clips in a way of its own"),
+        ({"video_processor_type": "Missing"}, "a Missing prepares clips in its own way"),
     ],
 )
 def test_clips_that_cannot_be_prepared_as_the_checkpoints_own_processor_does_are_refused(tmp_path, changes, message):

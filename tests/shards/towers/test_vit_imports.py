@@ -14,7 +14,7 @@ from shards.model_config import load_model_config
 DINOV2 = SMALL_VISION | {"mlp_ratio": 2}
 DINOV3 = WIDE_VISION | {"num_register_tokens": 2}
 
-# By name: classes of the model and of its configuration, settings, arguments of the model, family of ours.
+# By name: classes of the model and of its configuration, settings, arguments of the model, family here.
 MODELS = {
     "vit": ("ViTModel", WIDE_VISION, {}, "vit"),
     "vit without pooler": ("ViTModel", WIDE_VISION, {"add_pooling_layer": False}, "vit"),

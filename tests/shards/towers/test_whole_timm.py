@@ -104,7 +104,7 @@ def test_an_imported_model_gives_timms_own_features(tower):
 
 @pytest.mark.medium
 def test_a_hybrid_is_imported_without_asking_the_web(tmp_path, monkeypatch):
-    """timm, told to load weights, fetches those of the backbone first."""
+    """timm, asked to load weights, fetches those of the backbone first."""
     asked, settings = [], {"img_size": SIZE, "embed_dim": 32, "depth": 2, "num_heads": 2}
     model = save_model(tmp_path / "checkpoint", "vit_small_resnet26d_224", settings)
 
