@@ -248,7 +248,7 @@ def compare_ms(
     Args:
         indexes: what is compared.
         ground_truth: has the queries.
-        least_s: seconds that are measured for at least, beside a few rounds.
+        least_s: seconds that are measured for at least, besides a few rounds.
     """
     queries = ground_truth.queries.vectors[:_NUM_TIMED_QUERIES]
     if not len(queries):

@@ -27,7 +27,7 @@ _FEW = 2  # candidates that are all measured on the large sample, as when memory
 
 @dataclass
 class DesignSearch:
-    """Search for the design of a table's index; it goes on where a design misses the constraints on the whole table.
+    """Search for the design of a table's index; it continues where a design misses the constraints on the whole table.
 
     Attributes:
         table: the vectors.
@@ -53,7 +53,7 @@ class DesignSearch:
 
         Exact search is measured first, and chosen if it keeps the constraints, because its recall is 1. Otherwise
         candidates are built on a sample and measured with held-out queries, until no other can be better. To ask for
-        another design says that the last one missed, and measuring goes on. Raises a RetrievalError if there is no such
+        another design says that the last one missed; measuring continues. Raises a RetrievalError if there is no such
         design as `kind`.
         """
         if self.kind != "auto":

@@ -13,7 +13,7 @@ DEFAULT_RECALL = 0.95
 DEFAULT_LATENCY_MS = 10.0
 # Where a latency is given, how many times larger than the smallest index a faster one may be.
 LARGER = 2.0
-# Times the latency of the fastest: about as fast. The lower one, within which trials tell nothing apart, holds where
+# Times the latency of the fastest: about as fast. The lower one, within which trials distinguish nothing, holds where
 # the fastest is wanted and takes less memory than the vectors themselves.
 _AS_FAST, _EQUALLY_FAST = 1.25, 1.05
 OnMissed = Literal["publish", "keep", "fail"]

@@ -55,7 +55,7 @@ _KEPT_SHARES = (0.9, 0.95, 0.98, 0.9995)
 _WIDTH_STEP = 16  # AVX-512 compares 16 floats at a time
 # Above this share of E, a projection saves too little to be worth its error.
 _MAX_WIDTH_SHARE = 0.6
-_NUM_MEASURED = 4096  # vectors of the table that tell which of their numbers carry the most
+_NUM_MEASURED = 4096  # vectors of the table that show which of their numbers carry the most
 _QUERIES_PER_DIRECTION = 4  # minimum to estimate a direction
 
 LOG = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def _useful_widths(strengths: Any) -> tuple[int, ...]:
 class Projections:
     """Projections of designs onto what queries ask for, learned from queries (L, E), which may be empty.
 
-    Without enough of them, vectors of the table tell whether their first numbers carry the most (Matryoshka).
+    Without enough of them, vectors of the table show whether their first numbers carry the most (Matryoshka).
     """
 
     def __init__(self, learned: Floats, table: VectorTable) -> None:

@@ -1,6 +1,6 @@
 """Designs of an index, in the notation of FAISS's factory strings, and their search parameters.
 
-A design is a factory string for FAISS's `index_factory`, with one optional prefix of ours: `LeanVec48` projects vectors
+A design is a factory string for FAISS's `index_factory`, or one with embedder's prefix: `LeanVec48` projects vectors
 and queries onto the 48 directions that matter to text queries (`index.design_trials`), `First64` onto their first 64
 numbers, which carry the most where a model was trained so (Matryoshka).
 
@@ -12,7 +12,7 @@ OPQ64,IVF4096,PQ64x4fs,Refine(SQfp16)      lists of product codes, scanned 32 at
 Weighted,IVF1024,PQ96x4fs,Refine(SQ8)      codes of vectors weighted by what queries ask for (`index.query_weights`)
 IVF4096,PQ128x4fs,Disk(SQ8)                the same, with the vectors for re-scoring left on disk
 
-`Weighted` and `Disk` are ours, too: such indexes consist of parts that are searched in parallel (`index.disk_index`).
+`Weighted` and `Disk` are embedder's: such indexes consist of parts that are searched in parallel (`index.disk_index`).
 
 Source: FAISS wiki, "The index factory"; Tepper et al. 2023, "LeanVec: Searching vectors faster by making them fit".
 """
@@ -46,7 +46,7 @@ _SMALL_CODES_FACTORS = (4, 16, 64)  # the same for codes of a few bits per dimen
 _DISK_READ_MS = 0.015
 
 _PROJECTED = re.compile(r"(LeanVec|First)(\d+),")
-_TOO_SMALL = re.compile(r"(?<!\d)0+(?!\d)|HNSW0*1(?!\d)")  # FAISS divides by it, aborts or goes on for ever
+_TOO_SMALL = re.compile(r"(?<!\d)0+(?!\d)|HNSW0*1(?!\d)")  # FAISS divides by it, aborts or never ends
 _LISTS = re.compile(r"IVF(\d+)")
 _SMALL_CODES = re.compile(r"PQ|RaBitQ")
 _PARTS_FACTORY = re.compile(r"IVF\d+,PQ(\d+)x4fs")
@@ -135,7 +135,7 @@ class Design:
 
     @property
     def has_code_a_number(self) -> bool:
-        """Whether each number of a projection has a code of its own: of its distance from the list's centroid."""
+        """Whether each number of a projection has its own code: of its distance from the list's centroid."""
         return re.fullmatch(rf"IVF\d+,PQ{self.projection}x4fsr", self.factory) is not None
 
     @property
@@ -144,7 +144,7 @@ class Design:
         return _SMALL_CODES.search(self.factory) is not None
 
     def is_outdone_by(self, other: "Design", *, is_small_wanted: bool) -> bool:
-        """Whether nothing is left to win beside `other`, if that keeps the constraints: 4 bits a number of projections.
+        """Whether nothing is left to win over `other`, if that keeps the constraints: 4 bits a number of projections.
 
         More bits for a number of projections, whole vectors, or a graph over either take more memory and twice the
         time; weighted codes take about as much memory and three times the time (on the shapes of

@@ -136,7 +136,7 @@ def add(index: faiss.Index, blocks: Iterable[Floats]) -> None:
 def by_distance(index: faiss.Index) -> Iterator[None]:
     """Train and fill inverted lists of projected vectors by the nearest centroid inside the block.
 
-    Such vectors have any norm, and it tells how well they answer, but FAISS groups them by their direction alone. Where
+    Such vectors have any norm, and it says how well they answer, but FAISS groups them only by their direction. Where
     they are grouped by distance, and lists are searched in the order of the centroids' products with the query, as few
     as a third of the vectors have to be read. To centroids of unit norm, which earlier releases made, the nearest is
     the same as the one with the largest product. Does nothing without lists, or where a graph holds the centroids.
@@ -166,7 +166,7 @@ def _nearest(centroids: Floats, dim: int, num_constant: int) -> faiss.Index:
     varying = faiss.IndexFlatL2(width)
     varying.add(np.ascontiguousarray(centroids[:, :width]))
     without_constant = faiss.IndexPreTransform(linear(np.eye(width, dim, dtype=np.float32)), varying)
-    return faiss.IndexRefine(without_constant, whole)  # the second tells FAISS the whole centroid
+    return faiss.IndexRefine(without_constant, whole)  # the second gives FAISS the whole centroid
 
 
 def _count_constant(index: faiss.Index) -> int:
@@ -305,7 +305,7 @@ def read(file: BinaryIO) -> faiss.Index:
 
 
 def map_file(path: Path) -> faiss.Index:
-    """Map an index file, once for all processes, and for good if it is deleted; raises RuntimeError if it is none."""
+    """Map an index file, once for all processes, and for good if it is deleted; RuntimeError if it is no index."""
     index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     _set_scan(innermost(index))
     return index

@@ -1,4 +1,4 @@
-"""How far inverted lists reach: by how much the best vector of a list outdoes its centroid, as queries tell.
+"""How far inverted lists reach: by how much the best vector of a list outdoes its centroid, as queries show.
 
 Lists are read in the order of their centroids' products with the query. A wide list whose centroid is far from the
 query may hold a better vector than a narrow one that is near: where clusters differ in width, five times as many lists
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from index.vectors import Floats
 
 NUM_CONSTANT = 2
-"""Numbers that carry the reach. Two of them tell 31 values apart, with 16 levels each; codes come in pairs anyway."""
+"""Numbers that carry the reach. Two of them distinguish 31 values, with 16 levels each; codes come in pairs anyway."""
 
 _NUM_LEVELS = 16
 _MOST_QUERIES = 400  # twice as few or four times as many order the lists as well
@@ -29,7 +29,7 @@ _BLOCK_SCORES = 1 << 22
 
 @dataclass(frozen=True)
 class Projection:
-    """Projection of vectors, `matrix` (width, E), and queries (Q, E), possibly none, that tell how far lists reach."""
+    """Projection of vectors, `matrix` (width, E), and queries (Q, E), possibly none, that show how far lists reach."""
 
     matrix: Floats
     queries: Floats = field(default_factory=lambda: np.empty((0, 0), np.float32))
@@ -85,7 +85,7 @@ def _expect_by_width(widths: Floats, reach: Floats, wanted: Floats) -> NDArray[n
 
 
 def split_reach(reach: Floats) -> tuple[Floats, Floats]:
-    """Round lists' reaches, (L,), to what the constant numbers can tell apart, up to a constant of all lists.
+    """Round lists' reaches, (L,), to what the constant numbers distinguish, up to a constant of all lists.
 
     Returns:
         The constant numbers of each centroid, (L, NUM_CONSTANT), and what a vector's distance from its centroid can be

@@ -345,7 +345,7 @@ def test_without_a_latency_all_are_measured_on_a_small_sample_and_few_on_a_large
 
 
 def test_a_trial_counts_what_rounding_loses_where_the_whole_table_lies_closer() -> None:
-    """On the sample each of many groups of neighbours has one vector, which 8 bits tell from all others."""
+    """On the sample each of many groups of neighbours has one vector, which 8 bits distinguish from all others."""
     rng = np.random.default_rng(0)
     images = unit(np.repeat(make_vectors(500, 32), 16, axis=0) + 0.002 * rng.standard_normal((8000, 32)))
     table = VectorTable(*images.shape, images)

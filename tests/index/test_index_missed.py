@@ -160,7 +160,7 @@ def test_a_recall_beyond_the_target_counts_for_a_latency_below_that_of_the_step_
 
     assert share(steps, steps[1], 0.95) == pytest.approx(0.75), "half of the way: 0.1, 0.05, 0.025 are missing"
     assert share(steps, steps[1], 0.9001) == pytest.approx(0.5, abs=0.01)
-    assert share(steps[1:], steps[1], 0.95) == 1.0, "other factors tell nothing"
+    assert share(steps[1:], steps[1], 0.95) == 1.0, "other factors show nothing"
     assert share(steps, steps[3], 0.95) == 1.0
     assert share(steps, steps[0], 0.95) == 1.0, "it misses"
 

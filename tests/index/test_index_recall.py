@@ -152,7 +152,7 @@ def test_an_exact_index_is_measured_too(build: Build) -> None:
 
 
 def test_text_like_queries_are_as_hard_as_captions() -> None:
-    """A list index finds images for images, and loses them for captions; made queries must tell so."""
+    """A list index finds images for images, and loses them for captions; made queries must show so."""
     images, captions = make_images_and_captions(6000, 400)
     made = text_like_queries(images[:400], captions[200:])
     assert np.linalg.norm(made, axis=1) == pytest.approx(1, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Lists are read in the order of what their best vector may score, as queries tell."""
+"""Lists are read in the order of what their best vector may score, as queries show."""
 
 from pathlib import Path
 
