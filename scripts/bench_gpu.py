@@ -1,13 +1,13 @@
-"""How well the stages of a run use one GPU, beside what a user would do by hand.
+"""How well the stages of a run use one GPU, compared with what a user would do by hand.
 
     python scripts/bench_gpu.py                                # some minutes on one GPU; ViT-B/32, random weights
     python scripts/bench_gpu.py --model vit-l-14 --dtype bfloat16 --photographs DIR --compile
-    python scripts/bench_gpu.py --model FOLDER --stages 1,2,3,4    # a model of one's own: the stages alone
+    python scripts/bench_gpu.py --model FOLDER --stages 1,2,3,4    # a model of one's own: only the stages
     python scripts/bench_gpu.py --device cpu --seconds 2       # shows on the demo's model that the script runs
-    python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # shapes alone, on no GPU
+    python scripts/bench_gpu.py --simulated H100 [--model vit-l-14|vit-b-32|so400m-384]   # only shapes, on no GPU
 
 docs/gpus-and-clusters.md says what is measured: what the library and a loop by hand do, runs from the same files, then
-random rows, so that no decoding binds, beside the whole model in one shard whose input is on the device already. For
+random rows, so that no decoding binds, and the whole model in one shard whose input is on the device already. For
 each number of stages: rows/s on Ray from when all have computed to when the first has run dry; the part of that time in
 which none computed; and the most memory. What was not measured is a dash, or null. The last line is one JSON document.
 """
@@ -148,7 +148,7 @@ def simulate(options: argparse.Namespace) -> None:
             found[str(num_stages)] = {"rows_per_s": rate, "predicted_rows_per_s": predicted, "idle": idle}
             shares = [number(idle[cause], 3) for cause in CAUSES]
             rows.append((str(num_stages), number(rate, 0), number(rate / limit, 2), number(predicted, 0), *shares))
-    print(f"simulated {figures.name}, {config.name}, batches of {num_rows}: forward passes alone {limit:,.0f} rows/s")
+    print(f"simulated {figures.name}, {config.name}, batches of {num_rows}: forward passes only {limit:,.0f} rows/s")
     table(rows)
     document = {"device": f"simulated {figures.name}", "model": config.name, "batch_size": num_rows}
     print(json.dumps(document | {"limit_rows_per_s": limit, "stages": found}))

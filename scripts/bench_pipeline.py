@@ -1,4 +1,4 @@
-"""The pipeline beside the limit of the hardware, a script by hand, Ray Data as documented, and Daft.
+"""The pipeline compared with the limit of the hardware, a script by hand, Ray Data as documented, and Daft.
 
     python scripts/bench_pipeline.py                                    # half an hour on two cores
     python scripts/bench_pipeline.py --photographs DIR --num-photographs 2000 --num-emoji 20000 --rounds 3   # hours
@@ -8,7 +8,7 @@
     python scripts/bench_pipeline.py --quick                            # a minute: shows that it runs, measures nothing
 
 A ViT-S/16 with a text tower of base size (fresh weights) embeds photographs, the shipped model the shipped emoji, each
-with its caption. All contestants get the same files, weights, dtype and cores, each in a process of its own, in turns;
+with its caption. All contestants get the same files, weights, dtype and cores, each in its own process, in turns;
 medians of the rounds. Vectors must be equal (cosine >= 0.999, none nearer to another item's), else there is no table.
 
 items/s is steady: items finished between the first quarter of all and the third. `first s` and `whole s` count from the
@@ -343,7 +343,7 @@ def bound(name: str, standings: Mapping[str, Standing], num_cores: int, item_flo
     if name in LIMITS:
         parts.append(f"{item_flops * rate / 1e9:,.0f} GFLOP/s at {item_flops / 1e9:.2f} GFLOP an item")
     elif forward_ms:
-        parts.append(f"{cpu_ms - forward_ms:+.1f} ms beside the limit's {forward_ms:.1f}")
+        parts.append(f"{cpu_ms - forward_ms:+.1f} ms against the limit's {forward_ms:.1f}")
     return "; ".join(parts)
 
 
@@ -354,7 +354,7 @@ def settings_of(batch_size: int, num_cores: int) -> Settings:
 
 
 def tuned(task: Task, num_cores: int, folder: Path, timeout_s: float) -> Settings:
-    """Find the best numbers by trying, one after the other, each in a short run in a process of its own.
+    """Find the best numbers by trying, one after the other, each in a short run in its own process.
 
     The batch that is found for the limit is that of all but the pipeline, which chooses its own.
     """

@@ -1,11 +1,11 @@
-"""Our index beside those of other libraries, on vectors of many shapes.
+"""embedder's index compared with those of other libraries, on vectors of many shapes.
 
-    python scripts/bench_retrieval.py                                   # 300,000 hard vectors, beside FAISS's own
+    python scripts/bench_retrieval.py                                   # 300,000 hard vectors, and FAISS's own
     python scripts/bench_retrieval.py --peers PYTHON ...                # interpreters that have the other libraries
     python scripts/bench_retrieval.py 200000 --peers PYTHON --shapes "all directions" matryoshka --only lorann scann
 
 docs/index-building.md says what is measured, and how. Recall is by score: a row that is as near as the k-th of exact
-search counts. Ours is measured before and after the others, and its mean counts. `fastest` is what is built where exact
+search counts. embedder is measured before and after the others; its mean counts. `fastest` is what is built where exact
 search isn't fast enough by itself, `small` what keeps 2 ms. With --folder, what was made there is kept, and only
 measured again. The last line is one JSON document.
 """
@@ -36,7 +36,7 @@ from index.search import open_index
 K = 10
 NUM_ASKED, NUM_HELD_OUT, MOST_NEAREST = 4000, 512, 100
 MODEL = {"model_fingerprint": "hard vectors", "embeddings_version": 2}
-OURS, SMALL_MS = ("fastest", "small"), 2.0
+OWN, SMALL_MS = ("fastest", "small"), 2.0
 TIMEOUT_S = 1200.0
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LANCE_CPU_THREADS", "RAYON_NUM_THREADS"), "1")
 
@@ -51,7 +51,7 @@ def write_vectors(folder: Path, shape: str, num_images: int, dim: int) -> None:
         np.save(folder / f"{name}.npy", array)
 
 
-def build_ours(name: str, folder: Path, recall: float) -> None:
+def build_own(name: str, folder: Path, recall: float) -> None:
     """Build the fastest design, where exact search isn't chosen unmeasured, or a small one within a latency."""
     index_constraints.DEFAULT_LATENCY_MS = 1e-6
     constraints = Constraints(recall=recall, latency_ms=SMALL_MS if name == "small" else None)
@@ -61,8 +61,8 @@ def build_ours(name: str, folder: Path, recall: float) -> None:
     build_index(images, pa.table(ids), folder / name / "000001", **arguments)
 
 
-def measure_ours(name: str, folder: Path, k: int) -> dict:
-    """Measure ours as the peers are, with all search parameters of its design."""
+def measure_own(name: str, folder: Path, k: int) -> dict:
+    """Measure embedder's index as the peers are, with all search parameters of its design."""
     index = open_index(folder / name / "000001")
 
     def find(asked: np.ndarray, k: int, effort: dict[str, int]) -> np.ndarray:
@@ -90,16 +90,16 @@ def measure_peer(name: str, pythons: Sequence[str], folder: Path, k: int) -> dic
 
 
 def compare(folder: Path, k: int, arguments: argparse.Namespace) -> dict:
-    """Build and measure ours and the peers, one after the other; ours are measured again at the end."""
-    for name in OURS:
+    """Build and measure embedder's and the peers, one after the other; embedder's are measured again at the end."""
+    for name in OWN:
         if not (folder / name).exists():
-            build_ours(name, folder, arguments.targets[0])
-    found = {f"ours, {name}": measure_ours(name, folder, k) for name in OURS}
+            build_own(name, folder, arguments.targets[0])
+    found = {f"embedder, {name}": measure_own(name, folder, k) for name in OWN}
     for name in arguments.only:
         print(f"measuring {name}", file=sys.stderr, flush=True)
         found[name] = measure_peer(name, arguments.peers, folder, k)
-    for name in OURS:
-        found[f"ours, {name}"]["curve_after"] = measure_ours(name, folder, k)["curve"]
+    for name in OWN:
+        found[f"embedder, {name}"]["curve_after"] = measure_own(name, folder, k)["curve"]
     for each in found.values():
         each["at"] = {str(target): figures_at(each, target) for target in arguments.targets if "curve" in each}
     return {"contestants": found, "ratios": ratios(found, str(arguments.targets[0]))}
@@ -129,11 +129,11 @@ def cost_at(points: Sequence[tuple[float, float]], target: float) -> float | Non
 
 
 def ratios(found: Mapping[str, dict], target: str) -> list[dict]:
-    """How fast each of ours is, one query at a time, to the best peer at no more memory, and to the best of all."""
+    """How fast each of embedder's is, a query at a time, to the best peer at no more memory, and to the best of all."""
     ms = {name: each["at"][target]["ms"] for name, each in found.items() if each["at"]}
     peers = [name for name in ms if name in PEERS and ms[name]]
     rows = []
-    for name in (f"ours, {name}" for name in OURS):
+    for name in (f"embedder, {name}" for name in OWN):
         row = {"ours": name, "recall": float(target)}
         small = [peer for peer in peers if found[peer]["bytes"] <= found[name]["bytes"]]
         for what, among in (("no_larger", small), ("all", peers)):
@@ -144,7 +144,7 @@ def ratios(found: Mapping[str, dict], target: str) -> list[dict]:
 
 
 def show_comparison(found: Mapping[str, Any], targets: Sequence[float]) -> None:
-    """Print a line for each contestant, and how ours compare with the best."""
+    """Print a line for each contestant, and how embedder's compare with the best."""
     rows: list[list[str]] = [["", "design", *(f"ms at {target}" for target in targets), "in batches", "MiB", "build s"]]
     for name, each in found["contestants"].items():
         at = [each["at"].get(str(target), {}) for target in targets]
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("num_images", nargs="?", type=int, default=300_000)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["few directions"])
-    parser.add_argument("--targets", nargs="+", type=float, default=[0.95, 0.9, 0.99], help="recalls; ours has the 1st")
+    parser.add_argument("--targets", nargs="+", type=float, default=[0.95, 0.9, 0.99], help="embedder has the 1st")
     parser.add_argument("--k", nargs="+", type=int, default=[K])
     parser.add_argument("--peers", nargs="+", metavar="PYTHON", default=[sys.executable], help="interpreters to try")
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), help="peers to measure")

@@ -1,10 +1,10 @@
-"""A query service under load beside the same searches in process: CPU a query, queries a second, times of answers.
+"""A query service under load, and the same searches in process: CPU a query, queries a second, times of answers.
 
     python scripts/bench_serve.py                                  # a million vectors, two models: half an hour
     python scripts/bench_serve.py --vectors 100000 --model shipped
     python scripts/bench_serve.py --store runs/demo/store          # a store that is there, as of `embedder demo`
 
-64 clients in a process of their own ask different texts. What bounds the service is CPU: text tower, index, HTTP and
+64 clients in their own process ask different texts. What bounds the service is CPU: text tower, index, HTTP and
 JSON, whose part is the difference to `Store.search` in batches of 32. Then they ask half of what was sustained.
 docs/serve.md has figures of both models. The last line is one JSON document.
 """
@@ -71,7 +71,7 @@ class Texts:
         self._lengths = [len(caption.split()) for caption in captions]
 
     def __getitem__(self, number: int) -> str:
-        """Text of a number; it is as long as a caption, and its first words tell it from all others."""
+        """Text of a number; it is as long as a caption, and its first words distinguish it from all others."""
         base = len(self._words)
         places = [number % base, number // base % base]
         places += [(number * 7919 + place * 104_729) % base for place in range(self._lengths[number % 997] - 2)]

@@ -3,14 +3,14 @@
     python scripts/chaos.py [NUM_KILLS] [SEED] [--pauses N] [--bucket] [--keep DIR]
                             [--models 2] [--step] [--deletion-vectors]
 
-Before most kills the source changes, and an undisturbed store is refreshed beside the disturbed one. A refresh of that
+Before most kills the source changes, and an undisturbed store is refreshed next to the disturbed one. A refresh of that
 is killed at a random time, or when a file of some kind appears; on Ray, a stage actor, a worker, a decoding child, the
 raylet or the driver dies. Then it is killed again, or the same command runs to its end, and the stores are compared:
 keys, versions, fingerprints, vectors. All the while a reader checks that what is published is a state of the source,
 whole; with `--models 2`, in both models. With `--step`, a step of one's own makes two rows of each image, and its
 process is killed, too.
 
-With `--pauses`, so many processes more are stopped, and go on later. Beside a stopped driver the same command runs: it
+With `--pauses`, so many more processes stop, and continue later. Next to a stopped driver the same command runs: it
 is refused, or in a bucket (`--bucket`, of the tests' server) takes the store over. What all processes change is held to
 the protocol of the store (`scripts/check_store_trace.py`). The last line is one JSON object; exit 1 where anything was
 wrong.
@@ -119,13 +119,13 @@ def _pause(number: int) -> Kill:
 
 @dataclass
 class Victim:
-    """A run in a process of its own."""
+    """A run in its own process."""
 
     store: Path | str  # folder or URI
     config: Path  # of the run
     log: Path  # what it says
     trace: Path  # what its processes change in the store
-    second: Path | None = None  # configuration of a run beside it; by default the same
+    second: Path | None = None  # configuration of a run next to it; by default the same
 
     def start(self, config: Path | None = None) -> "subprocess.Popen[bytes]":
         """Start it; what it says goes into a file, which no orphan can hold open."""
@@ -164,7 +164,7 @@ class Victim:
     def pause(self, kill: Kill, rng: Random, typical_s: float) -> tuple[bool, int, int | None, list[str]]:
         """Run it, stop a process for a while, and let it end.
 
-        Beside a paused driver the same command runs. On a disk it is refused, and the paused one goes on. In a bucket
+        Next to a paused driver the same command runs. A disk refuses it, and the paused one continues. In a bucket
         it takes the store over, and the paused one wakes while it is at work, or after it has ended. Gives whether
         there was something to pause in time, both exit codes, and what is wrong with either run.
         """
@@ -193,7 +193,7 @@ class Victim:
         return was_there, code, codes[0] if codes else None, faults
 
     def _wrong(self, code: int, codes: list[int], said: str, *, is_held: bool) -> list[str]:
-        """What is wrong with the ends of a run that was paused, and of one beside it."""
+        """What is wrong with the ends of a run that was paused, and of one next to it."""
         if not codes:
             return []
         (second,) = codes
@@ -201,15 +201,15 @@ class Victim:
         if isinstance(self.store, Path):
             wrong += [f"the paused run ended with {code}"] if code != 0 else []
             expected = REFUSAL_CODE if is_held else 0
-            return wrong + ([f"the one beside it ended with {second}"] if second != expected else [])
+            return wrong + ([f"the one next to it ended with {second}"] if second != expected else [])
         if code == LOST_CODE and not any(text in said for text in LOST):
             wrong.append("the paused run failed, and had not lost the store")
         if 0 not in (code, second) or not {code, second} <= {0, LOST_CODE, REFUSAL_CODE}:
-            wrong.append(f"the paused run ended with {code}, the one beside it with {second}")
+            wrong.append(f"the paused run ended with {code}, the one next to it with {second}")
         return wrong
 
     def _trigger(self, moment: str, rng: Random, typical_s: float) -> Callable[[], bool]:
-        """Tell when the moment has come, by what stands in the store that did not before."""
+        """Return whether the moment has come, as a function, by what stands in the store that did not before."""
         if moment == AT_ONCE:
             return lambda: True
         if moment == "at any time":
@@ -267,7 +267,7 @@ AGAIN_SHARE = 0.3  # of kills after which the next one follows before a run has 
 
 
 class Chaos:
-    """A disturbed store beside an undisturbed one."""
+    """A disturbed store next to an undisturbed one."""
 
     def __init__(self, root: Path, place: str | None, options: argparse.Namespace) -> None:
         self.rng = Random(options.seed)
@@ -328,10 +328,10 @@ class Chaos:
         return is_killed, code, changes
 
     def _pause(self, kill: Kill) -> tuple[bool, int]:
-        """Pause a process; beside a driver the same command runs, without Ray."""
+        """Pause a process; next to a driver the same command runs, without Ray."""
         was_there, code, second, faults = self._victim(kill.engine).pause(kill, self.rng, self.typical_s)
         if second is not None:
-            print(f"     beside it: exit {second}", flush=True)
+            print(f"     next to it: exit {second}", flush=True)
             self.tally["refused_meanwhile"] += second == REFUSAL_CODE
             self.tally["overtaken"] += code == LOST_CODE
         self.faults += faults

@@ -3,7 +3,7 @@
     python scripts/chaos_nodes.py [--rounds 3] [--seed 0] [--only kill,cut20] [--state rounds.jsonl] [--keep DIR]
 
 Each round makes a cluster of three nodes of one logical CPU, and a head without (`scripts/cluster/nodes.py`; root),
-runs `embedder embed` on it, and lets the fault happen once stages compute: docs/cluster.md tells of each. `own-disks`:
+runs `embedder embed` on it, and lets the fault happen once stages compute: docs/cluster.md describes each. `own-disks`:
 nodes that don't share the store, which has to be refused. What processes change is held to the protocol of the store
 (`scripts/check_store_trace.py`). With `--state` the rounds that the file names are left out, and finished ones are
 added; with `--keep` source and undisturbed store are made once. A round takes one to four minutes. The last line is one
@@ -77,7 +77,7 @@ class Outcome:
 
 @dataclass
 class NodeRound:
-    """A run on nodes of its own, and its fault."""
+    """A run on its own nodes, and its fault."""
 
     world: World
     cluster: NodeCluster
@@ -114,7 +114,7 @@ class NodeRound:
         for pid in own[1:]:  # the first one waits for the others
             os.kill(pid, signal.SIGSTOP)
         code = self.second()
-        self.refusal = "" if code == REFUSAL_CODE else f"the same command beside a paused driver ended with {code}"
+        self.refusal = "" if code == REFUSAL_CODE else f"the same command next to a paused driver ended with {code}"
         time.sleep(max(0.0, until_s - time.monotonic()))
         for pid in own:
             os.kill(pid, signal.SIGCONT)
@@ -190,7 +190,7 @@ def run_round(world: World, cluster: NodeCluster, kind: str, number: int, seed: 
 
 
 def _embed(each: NodeRound, kind: str, config: Path, log: Path) -> "subprocess.Popen[bytes]":
-    node = 1 if kind == "head" else DRIVER  # a driver that outlives the head needs a node of its own
+    node = 1 if kind == "head" else DRIVER  # a driver that outlives the head needs its own node
     command = each.cluster.command(node, [*EMBEDDER, "embed", "--config", str(config)])
     with log.open("ab") as output:
         variables = environment() | {STORE_TRACE_VARIABLE: str(each.trace)}

@@ -72,7 +72,7 @@ class World:
             write_clip(self.source / f"clip{number}.mp4", frames)
         make_model(self.root / "model", vision, TEXT)
         (self.root / STEP_FILE).write_text(HALVES)
-        for number, name in enumerate(self.further, 1):  # of a size of its own, so that each image is decoded twice
+        for number, name in enumerate(self.further, 1):  # of its own size, so that each image is decoded twice
             make_model(self.root / name, vision | {"image_size": vision["image_size"] + number * 8}, TEXT)
 
     def config_file(self, store: str, engine: str, **settings: object) -> Path:
@@ -133,7 +133,7 @@ STATE_COLUMNS = ["item_id", "segment", "content_version"]
 ITEM_FACTS = ("content_version", "state", "size_bytes", "modified", "num_vectors")
 
 Fingerprint = frozenset[tuple[str, int, str]]
-"""What tells two states apart: item, segment and content of each row."""
+"""What distinguishes two states: item, segment and content of each row."""
 
 
 def fingerprint(rows: Any) -> Fingerprint:
@@ -156,12 +156,12 @@ def _compare_model(store: Path | str, undisturbed: Path, model: str | None, diff
     """Compare the rows and items of one model; gives the number of its rows."""
     found, expected = (embedder.open_store(each, model=model) for each in (store, undisturbed))
     rows = found.to_arrow()
-    for ours, theirs, key, facts in (
+    for these, others, key, facts in (
         (rows, expected.to_arrow(), ("item_id", "segment"), EXACT),
         (found.items(), expected.items(), ("item_id",), ITEM_FACTS),
     ):
-        by_key, wanted = ({tuple(map(row.get, key)): row for row in each.to_pylist()} for each in (ours, theirs))
-        counts = Counter(zip(*(ours[name].to_pylist() for name in key), strict=True))
+        by_key, wanted = ({tuple(map(row.get, key)): row for row in each.to_pylist()} for each in (these, others))
+        counts = Counter(zip(*(these[name].to_pylist() for name in key), strict=True))
         difference["duplicated"] += [key for key, count in counts.items() if count > 1]
         difference["lost"] += wanted.keys() - by_key.keys()
         difference["differing"] += by_key.keys() - wanted.keys()

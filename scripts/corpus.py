@@ -50,7 +50,7 @@ def read_photographs(folder: Path, limit: int) -> list[Pair]:
 
 
 def write_pairs(folder: Path, num_items: int, originals: Sequence[Pair]) -> Path:
-    """Write pairs; behind the last original they begin anew, with a number behind the end of an image.
+    """Write pairs; behind the last original they begin again, with a number behind the end of an image.
 
     So no two files are equal: those would be computed once.
     """
@@ -92,7 +92,7 @@ def make_model(folder: Path, vision: dict, text: dict) -> Path:
 
 
 def make_clip(folder: Path, dim: int, text: dict) -> Path:
-    """A model folder with fresh weights whose text tower is CLIP's, for those who ask with texts alone."""
+    """A model folder with fresh weights whose text tower is CLIP's, for those who ask only with texts."""
     tokenizer_json = (DEMO_MODEL / "tokenizer.json").read_text(encoding="utf-8")
     end_id = Tokenizer.from_str(tokenizer_json).token_to_id("[SEP]")
     towers = {

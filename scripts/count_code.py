@@ -110,7 +110,7 @@ def _module_of(path: Path) -> str:
 
 
 class Trail:
-    """Where a parameter's value goes, by the code alone: the modules that it, or a part of it, is passed to.
+    """Where a parameter's value goes, only by the code: the modules that it, or a part of it, is passed to.
 
     A function is gone into where it takes the whole: by the parameter's type, or that of a class that holds it. What
     takes a part, as `config.compute`, is a stop. A way back leads to a higher layer than the stop before.

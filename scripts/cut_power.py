@@ -108,7 +108,7 @@ class Writer:
 
 
 def write_forever(folder: Path, seed: int) -> None:
-    """Publish until the end; tells of each change before and after it, one JSON value a line."""
+    """Publish until the end; reports each change before and after it, one JSON value a line."""
     writer = Writer(folder, Random(seed))
     while True:
         for rows in writer.change():
@@ -180,7 +180,7 @@ def published_rows(files: StoreFiles) -> Rows:
 
 
 def judge(folder: Path, allowed: list[Rows], seed: int) -> list[str]:
-    """Look at what a power cut has left, have the next writer go on, and look again; what is wrong."""
+    """Look at what a power cut has left, have the next writer continue, and look again; what is wrong."""
     files = StoreFiles(folder)
     try:
         wrong = _errors(files, ("error",)) if read_current(files) is not None else []

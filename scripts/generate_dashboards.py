@@ -35,8 +35,8 @@ class Panel:
     width: int = 8  # columns
 
 
-_TOLD = tomllib.loads(Path(__file__).with_name("dashboards.toml").read_text(encoding="utf-8"))
-PANELS = {name: tuple(Panel(**each) for each in panels) for name, panels in _TOLD.items()}
+_TABLES = tomllib.loads(Path(__file__).with_name("dashboards.toml").read_text(encoding="utf-8"))
+PANELS = {name: tuple(Panel(**each) for each in panels) for name, panels in _TABLES.items()}
 DASHBOARDS = {
     "run": ("embedder: a run", "embedder_live_started_timestamp_seconds"),
     "fleet": ("embedder: a fleet of runs", "embedder_run_exit_code"),

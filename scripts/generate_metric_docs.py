@@ -24,7 +24,7 @@ YES_OR_NO = ("bottleneck", "published", "held", "passed")
 STORE_LABELS = ("store", "kind")
 
 Row = tuple[str, str, tuple[str, ...], str]
-"""Name, unit, labels beside those of all, meaning."""
+"""Name, unit, labels besides those of all, meaning."""
 
 
 def page() -> str:
@@ -69,7 +69,7 @@ def _of_ray() -> Iterator[Row]:
 
 def _service() -> Iterator[Row]:
     metrics = Metrics()
-    # What has labels has no samples until it is used, and tells them nowhere else.
+    # What has labels has no samples until it is used, and shows them nowhere else.
     labels = {each._name: tuple(each._labelnames) for each in vars(metrics).values() if hasattr(each, "_labelnames")}
     endings = {"counter": "_total", "histogram": "_bucket", "info": "_info"}
     for family in metrics.registry.collect():

@@ -1,10 +1,10 @@
-"""A simulated GPU on which the own code of stages runs, on shapes alone, in slow motion.
+"""A simulated GPU on which the own code of stages runs, only on shapes, in slow motion.
 
 Tensors of the device are the meta tensors of torch. Each operation on them costs its launch, for which the interpreter
 is busy, and puts a kernel on the timeline of the current stream, which no thread of this process spends. Whoever waits
 for the device sleeps until the timeline is through. All times are stretched by one factor, so that what the simulation
 itself takes fits in; figures are given in the seconds of the device. A shard's layers run for its first batch, and what
-they launched is launched anew for later ones. All stages of a run share the device, with a run's calls at once.
+they launched is launched again for later ones. All stages of a run share the device, with a run's calls at once.
 """
 
 import threading
@@ -59,7 +59,7 @@ class DeviceFigures:
     host_bytes_per_s: float  # bandwidth of a copy in the host's memory
     attention_share: float  # rate of fused attention, of that of matrix products
     host_s: float  # seconds of the interpreter for an operation on the host's small tensors
-    call_s: float  # seconds of the host for a stage's batch beside launching and copies
+    call_s: float  # seconds of the host for a stage's batch besides launching and copies
     wait_s: float  # seconds of the host for a wait that is over at once
     contended: float  # how many times longer a launch takes while two threads that launch have calls of a stage
 
@@ -462,7 +462,7 @@ def simulate_stages(
     ]
     feeder = threading.Thread(target=feed, daemon=True)
     with fused_attention(gpu):
-        reduce(lambda table, stage: stage(table), stages, block)  # in which torch takes time of its own
+        reduce(lambda table, stage: stage(table), stages, block)  # in which torch takes extra time
         gpu.slowness = slowness
         for thread in [*chain.from_iterable(workers), feeder]:
             thread.start()

@@ -1,4 +1,4 @@
-"""What a user would do by hand on one device, and runs from files beside it: the yardsticks of `bench_gpu.py`.
+"""What a user would do by hand on one device, and runs from files next to it: the yardsticks of `bench_gpu.py`.
 
 The model is the library's own class with random weights, of a published configuration. `B` rows, `T` tokens.
 """
@@ -64,7 +64,7 @@ def make_library(tree: dict[str, Any], dtype: str, device: str) -> Library:
 
 
 def forward_rates(library: Library, batches: tuple[int, ...], seconds: float) -> dict[str, Any]:
-    """Pairs a second of forward passes alone, their input on the device: by batch, and compiled at the best of them.
+    """Pairs a second of forward passes only, their input on the device: by batch, and compiled at the best of them.
 
     A batch that the memory doesn't hold is left out; what could not be compiled has no rate.
     """
@@ -181,7 +181,7 @@ def run_from_files(
     """Embed a folder of pairs with the command line; rates are pairs a second, the steady one and with start-up.
 
     Idle shares are of the time from a stage's first batch on, by cause and mean of the stages; what the driver said is
-    of the time after the start. A run that fails or takes longer has `failed` alone.
+    of the time after the start. A run that fails or takes longer has only `failed`.
     """
     out.mkdir(parents=True)
     settings = {"num_stages": num_stages, "dtype": dtype, "device": device, "compile": str(compile_).lower()}

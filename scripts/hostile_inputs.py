@@ -77,7 +77,7 @@ def captions() -> dict[str, bytes]:
 
 
 def caption_case(image: bytes, name: str, content: bytes) -> Make:
-    """The caption alone, and beside an image, which it must not cost."""
+    """Only the caption, and next to an image, which it must not cost."""
 
     def make(folder: Path) -> None:
         stem, _, suffix = name.rpartition(".")
@@ -413,7 +413,7 @@ def cases(num: int, seed: int) -> Iterator[tuple[str, Make]]:
 
 
 def damaged(rng: Random, number: int, good: dict[str, bytes]) -> tuple[str, Make]:
-    """A good file, damaged; media often have a caption beside them, which must survive."""
+    """A good file, damaged; media often have a caption next to them, which must survive."""
     name = rng.choice(sorted(good))
     content, what = mutate(rng, good[name], good[rng.choice(sorted(good))])
     with_caption = rng.random() < 0.3

@@ -2,7 +2,7 @@
 
     python scripts/measure_refresh.py [N [MODEL]]   # 10000 with the shipped model: ten minutes on two cores
 
-Each refresh runs in a process of its own. What bounds a night without a change is listing the source and comparing it
+Each refresh runs in its own process. What bounds a night without a change is listing the source and comparing it
 with `items`; touched files are read and hashed besides. Checked on the way: a night without a change leaves all files
 of the store as they are; 1 % changed embeds exactly those rows, and all others keep vector and run. The last line is
 one JSON document, with seconds on the clock and of CPU; `start_s` is what `embedder --help` needs, and part of each.

@@ -5,7 +5,7 @@
 
 What stands after `--` goes to `embedder refresh`. Exit codes are those of the command: 0 done, or nothing to do; 2 a
 mistake in the configuration, or another run holds the store; 1 anything else. Only 1 is tried again, and not where a
-guard refused: that is a decision for a person. What a failed attempt embedded is kept, so the next one goes on. Of
+guard refused: that is a decision for a person. What a failed attempt embedded is kept, so the next one continues. Of
 SIGTERM, the refresh hears too: it finishes what is in flight and keeps it.
 
 scripts/nightly/ holds a systemd timer and a cron line that call it; for Kubernetes there is `embedder deploy kuberay`.
@@ -51,7 +51,7 @@ class Nightly:
     def _attempt(self) -> tuple[int, str]:
         """One refresh; what it says is passed on line by line, and the last line is looked at."""
         last_line = ""
-        # The refresh hears of signals through this process alone, so that it is asked once.
+        # The refresh hears of signals only through this process, so that it is asked once.
         self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         if self.process.stderr is not None:
             for line in self.process.stderr:

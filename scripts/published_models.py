@@ -41,10 +41,10 @@ class PublishedModel:
         (folder / name).write_text(json.dumps(tree), encoding="utf-8")
 
     def describe(self, folder: Path) -> ModelConfig:
-        """Write its configuration into `folder/checkpoint`, and ours into `folder/model`."""
+        """Write its configuration into `folder/checkpoint`, and this project's into `folder/model`."""
         self.write(folder / "checkpoint")
         return import_config(folder / "checkpoint", folder / "model", name=self.source.rpartition("/")[2])
 
 
-_TOLD = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-PUBLISHED = {name: PublishedModel(**each) for name, each in _TOLD.items()}
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+PUBLISHED = {name: PublishedModel(**each) for name, each in _TABLES.items()}

@@ -38,7 +38,7 @@ LINKS, EF_CONSTRUCTION = 32, 200
 
 @dataclass(frozen=True)
 class Peer:
-    """Kind of index of another library, in a folder of its own."""
+    """Kind of index of another library, in its own folder."""
 
     module: str
     design: str
@@ -49,7 +49,7 @@ class Peer:
 
 
 def curve(opened: Opened, efforts: Sequence[Sequence[Any]], folder: Path, k: int) -> list[dict]:
-    """Recall by score, milliseconds of CPU of a query alone, and of one in a batch, by rising efforts."""
+    """Recall by score, milliseconds of CPU of a single query, and of one in a batch, by rising efforts."""
     images, queries = np.load(folder / "images.npy", mmap_mode="r"), np.load(folder / "held_out.npy")
     last = np.einsum("qe,qe->q", images[np.load(folder / "exact.npy")[:, k - 1]], queries)
     points, (set_effort, find) = [], opened

@@ -4,8 +4,8 @@
 
 New captions, another index, another model, a purge and new captions again are published one after another, while
 clients search by text, item and image, filter, and read items, thumbnails and facets of `embedder serve`. Each answer
-must be whole and of the version that it names: captions tell the night that wrote them, and texts find what a store
-opened for that version alone finds. From the moment that the service names the version of the purge, no answer may
+must be whole and of the version that it names: captions name the night that wrote them, and texts find what a store
+opened only for that version finds. From the moment that the service names the version of the purge, no answer may
 have what was purged, nor any file of its cache. The last line is one JSON document.
 """
 

@@ -1,7 +1,7 @@
 """Simulate writers and readers of one store that are interrupted anywhere, and check what must hold after every change.
 
     python scripts/simulate_store.py [--schedules N] [--seed S] [--processes 2] [--plant FAULT]
-    python scripts/simulate_store.py --deletion-vectors           # rows that leave are marked, not written anew
+    python scripts/simulate_store.py --deletion-vectors           # rows that leave are marked, not rewritten
     python scripts/simulate_store.py --all-faults                 # plant each fault: how many schedules find it?
     python scripts/simulate_store.py --list-faults
     python scripts/simulate_store.py --replay '{"operations": ...}'

@@ -6,14 +6,14 @@ DATA_FOLDER holds twemoji.parquet, openmoji.parquet, fluent-flat.parquet, fluent
 the end noto.parquet. Of `openmoji_tags` nothing is read before those. Five more styles and vectors of words are
 fetched by npm from packages pinned by their SHA-256, unless their tarballs lie in --work.
 
-1. Images: the ViT learns to tell the 1,923 concepts apart, each drawing varied anew every time; first at 48 px over
+1. Images: the ViT learns to distinguish the 1,923 concepts, each drawing varied every time; first at 48 px over
    the four styles, then at 64 px, then over all nine: twice, and averaged with what they began with.
 2. Texts: the ALBERT learns to hit the middle of its concept's images, by caption, by tags, by both; and to point a
    word of no caption at the concepts whose words are near to it.
 3. The model teaches a fresh picture tower of its own size, to which the ALBERT is fitted once more.
 
 One drawing of every eighth concept that has three or more is held out; what finds those is what a recipe may be chosen
-by. A run that was ended goes on at its last checkpoint in --work. Everything follows from the seed.
+by. A run that was ended continues at its last checkpoint in --work. Everything follows from the seed.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def train(
     """Take all steps, from the last checkpoint on where there is one."""
     if checkpoint.exists():
         trainer.load_state_dict(load_checkpoint(checkpoint))
-        log(f"{checkpoint.name}: going on at step {trainer.num_steps_done}")
+        log(f"{checkpoint.name}: continues at step {trainer.num_steps_done}")
     began_s, num_steps = time.monotonic(), trainer.settings.num_steps
     while trainer.num_steps_done < num_steps:
         metrics = trainer.step(batch(trainer.num_steps_done))
@@ -99,7 +99,7 @@ class Part:
 
     image_size: int  # side of the images in px
     settings: TrainSettings  # of the training
-    more_styles: tuple[str, ...] = ()  # styles that are learnt from beside the four that say which concepts there are
+    more_styles: tuple[str, ...] = ()  # styles that are learnt from besides the four that say which concepts there are
     # lengths: steps of several trainings that begin alike; their weights and those that they began with are averaged
     lengths: tuple[int, ...] = ()
 
@@ -310,7 +310,7 @@ class TextWriter:
 def train_student(
     teacher: Trainer, data: Path, concepts: list[Concept], work: Path, seed: int, share: float
 ) -> Trainer:
-    """Train a picture tower beside the teacher's text tower, which stays as it is; the trainer holds both."""
+    """Train a picture tower next to the teacher's text tower, which stays as it is; the trainer holds both."""
     fresh = {name: each for name, each in fresh_tensors(teacher.config, seed) if name.startswith("vision")}
     weights = teacher.weights() | fresh
     begun = export_model(work / "start-student", teacher.config, weights, teacher.tokenizer_json, replace=True)

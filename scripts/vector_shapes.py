@@ -1,6 +1,6 @@
 """Seeded images and captions of many shapes, for tests that an index keeps what it promises on each of them.
 
-An image is a meaning and a look; a caption is the meaning alone, with some noise. Shapes differ in the directions that
+An image is a meaning and a look; a caption is only the meaning, with some noise. Shapes differ in the directions that
 either uses, and in how the images are spread.
 """
 
@@ -50,7 +50,7 @@ def make_shape(name: str, num_images: int, num_captions: int, dim: int, seed: in
 
 
 def _power(rng: np.random.Generator, dim: int, exponent: float = 0.5) -> np.ndarray:
-    """Draw a map with strengths that fall as a power of their number, in a basis of its own."""
+    """Draw a map with strengths that fall as a power of their number, in its own basis."""
     strengths = np.arange(1, dim + 1) ** -exponent
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
     return (strengths[:, None] / np.linalg.norm(strengths) * basis).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A Ray cluster of nodes with addresses, processes and disks of their own, on one machine. Needs Linux and root.
+"""A Ray cluster of nodes with their own addresses, processes and disks, on one machine. Needs Linux and root.
 
     python scripts/cluster/nodes.py start 3 --cpus 1            # node 0 is the head; prints the cluster's address
     python scripts/cluster/nodes.py run 0 embedder embed --config run.toml --ray-address 10.77.0.10:6379
@@ -6,8 +6,8 @@
     python scripts/cluster/nodes.py pause 1 --seconds 20        # a machine that hangs: all its processes are stopped
     python scripts/cluster/nodes.py who                         # which of Ray's processes run where
 
-docs/cluster.md shows how to kill, cut and drain nodes, and to stop them all. Each node has namespaces of its own:
-network, processes, mounts and host name. `start --private DIR` gives each an empty DIR of its own (DIR:50m bounds its
+docs/cluster.md shows how to kill, cut and drain nodes, and to stop them all. Each node has its own namespaces:
+network, processes, mounts and host name. `start --private DIR` gives each its own empty DIR (DIR:50m bounds its
 size); `add 3 --cores 0.5` holds a node to half a core; `start 1 --cpus 0 --grow 3` makes a head whose cluster grows up
 to three nodes. Several can be up by name (`--name`). A driver must run on a node: `run`. `ray stop` and
 `ray.cluster_utils.AutoscalingCluster` end every Ray of the machine.
@@ -66,7 +66,7 @@ class NodeCluster:
         self, num_nodes: int, cpus: float, *, head_cpus: float | None = None, ray: Sequence[str] = (),
         private: Sequence[str] = (), grow: int = 0,
     ) -> str:  # fmt: skip
-        """Start a head and the nodes beside it, one after the other; gives the address."""
+        """Start a head and its other nodes, one after the other; gives the address."""
         self.stop()
         (self.place / "ray").mkdir(parents=True)
         self._token.touch(mode=0o600)
@@ -98,11 +98,11 @@ class NodeCluster:
         return [*enter, "env", *(f"{name}={value}" for name, value in self._variables().items()), *words]
 
     def kill(self, number: int) -> None:
-        """End everything on a node at once; its address goes on answering, as that of a machine whose Ray died."""
+        """End everything on a node at once; its address still answers, as that of a machine whose Ray died."""
         self._signal(number, signal.SIGKILL)
 
     def pause(self, number: int, seconds: float | None = None) -> None:
-        """Stop everything on a node, as of a machine that hangs, and let it go on where there is a time for that."""
+        """Stop everything on a node, as of a machine that hangs, and let it continue where there is a time for that."""
         self._signal(number, signal.SIGSTOP)
         if seconds is not None:
             time.sleep(seconds)
@@ -180,7 +180,7 @@ class NodeCluster:
         """Variables of Ray's processes and of drivers; 'ray start --head' wants a token."""
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._token)}
         busy = {"RAY_raylet_start_wait_time_s": f"{START_S:g}"}  # Ray gives a node 30 s, also on a machine that is busy
-        busy["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # a run in this process may have set 0, for a Ray of its own
+        busy["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # a run in this process may have set 0, for its own Ray
         return token | busy | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": f"{BIN}:{os.environ['PATH']}"}
 
     def _start_node(self, number: int, cpus: float, options: Sequence[str], cores: float | None = None) -> None:
@@ -326,7 +326,7 @@ def main() -> None:
         command.add_argument("--ray", action="append", default=[], metavar="OPTION", help="of 'ray start'")
     commands.choices["add"].add_argument("--cores", type=float, help="of the machine, for all its processes together")
     commands.choices["cut"].add_argument("--seconds", type=float, help="then heal it")
-    commands.choices["pause"].add_argument("--seconds", type=float, help="then let it go on")
+    commands.choices["pause"].add_argument("--seconds", type=float, help="then let it continue")
     commands.choices["drain"].add_argument("seconds", type=float)
     commands.choices["run"].add_argument("words", nargs=argparse.REMAINDER)
     options = vars(parser.parse_args())

@@ -121,7 +121,7 @@ PATIENCE_S = 300
 
 @dataclass(frozen=True)
 class Package:
-    """A package, and what must be told of it."""
+    """A package, and what must be known of it."""
 
     name: str  # on npm, with its version
     sha256: str  # of its tarball
@@ -130,7 +130,7 @@ class Package:
     # drawings: a pattern of the files, whose group `codes` has the concept's codes; none: a set of Iconify,
     # drawings by name in `icons.json`
     drawings: str | None = None
-    only_of: str | None = None  # another style, whose concepts alone are taken
+    only_of: str | None = None  # another style, only whose concepts are taken
 
     @property
     def file(self) -> str:

@@ -101,7 +101,7 @@ FORMAT_OF = {"mkv": "matroska", "ts": "mpegts", "mpg": "mpeg", "wmv": "asf"}
 
 
 def good_files() -> dict[str, bytes]:
-    """File content by name; the suffix tells what it is."""
+    """File content by name; the suffix says what it is."""
     images, captions = (each[:NUM_IMAGES] for each in read_shipped())
     files = encoded_images([Image.open(io.BytesIO(image)).convert("RGBA").resize(SIZE) for image in images])
     files |= {f"clip.{name}": clip(codec, name.rpartition(".")[2]) for name, codec in CLIPS.items()}
@@ -288,12 +288,12 @@ SECRET_TEXT = "file '/etc/hostname'\n"
 def media_cases(good: Good) -> Iterator[tuple[str, Make]]:
     for name, content in chain(contents(good), extra_contents(good)):
         yield name, writer(name, content)
-    # A header that gives no length, as of a recording that still goes on.
+    # A header that gives no length, as of a recording in progress.
     yield "endless video.mkv", lambda folder: video(folder / "endless.mkv", range(ENDLESS_S), {"live": "1"})
     yield "video with years between frames.mkv", lambda folder: video(folder / "years.mkv", [0, 1, 10**7, 3 * 10**7])
     yield "huge sparse image.jpg", lambda folder: sparse_file(folder / "huge.jpg", good["plain.jpg"], 1 << 40)
     yield "huge sparse video.mp4", lambda folder: sparse_file(folder / "huge.mp4", good["clip.mp4"], 1 << 40)
-    yield "playlist beside what it names", playlist
+    yield "playlist next to what it names", playlist
 
 
 def writer(name: str, content: Callable[[], bytes] | bytes) -> Make:

@@ -2,7 +2,7 @@
 
     python -m pipeline_bench.daft_udf TASK      # with this project's shards on Python's path
 
-Decoding is a UDF of its own, so that it runs beside the model; Daft's own decoder and resize give other pixels. The
+Decoding is its own UDF, so that it runs along with the model; Daft's own decoder and resize give other pixels. The
 vectors of a row come back as one list, the image's before the caption's.
 """
 
@@ -20,7 +20,7 @@ from pipeline_bench.plain import VECTORS_FOLDER, Task, note_finished
 
 @daft.cls
 class Decode:
-    """Bytes of an image, and its path, beside which the caption stands -> pixels and token ids."""
+    """Bytes of an image, and its path, next to which the caption stands -> pixels and token ids."""
 
     def __init__(self, task: Task) -> None:
         from pipeline_bench.plain import PlainDecoder

@@ -1,6 +1,6 @@
 """The whole model as a script would have it: no child process, no stages, no Ray; and two contestants made of it.
 
-    python -m pipeline_bench.plain limit TASK      # forward passes alone, all inputs decoded in memory before the first
+    python -m pipeline_bench.plain limit TASK      # forward passes only, all inputs decoded in memory before the first
     python -m pipeline_bench.plain loop TASK       # a careful script: `DataLoader` workers decode, Parquet at the end
 
 The limit runs in processes of one thread each, or in one, which waits at the end of each operation for its slowest
@@ -47,7 +47,7 @@ class Task:
     model: str  # model folder
     items: str  # folder of files `000000.jpg` with `000000.txt`
     num_items: int  # pairs in it
-    num_distinct: int  # pairs after which the contents begin anew
+    num_distinct: int  # pairs after which the contents begin again
     dtype: str  # compute dtype
     out: str = ""  # folder to leave the results in
     batch_size: int = 32  # items of one forward pass
@@ -105,7 +105,7 @@ class PlainDecoder:
         self.tokenizer.enable_truncation(config.max_caption_tokens)
 
     def __call__(self, image: Path) -> Pair:
-        """Read and decode one pair, whose caption stands beside its image."""
+        """Read and decode one pair, whose caption stands next to its image."""
         return self.pixels(image), self.token_ids(image.with_suffix(".txt").read_text(encoding="utf-8"))
 
     def pixels(self, source: object) -> np.ndarray:

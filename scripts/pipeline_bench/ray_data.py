@@ -22,7 +22,7 @@ Columns = dict[str, np.ndarray]
 
 
 def decode(row: Row, *, model: str) -> Row:
-    """Bytes of an image -> pixels, and the caption beside it -> token ids."""
+    """Bytes of an image -> pixels, and the caption next to it -> token ids."""
     from pipeline_bench.plain import decoder_of
 
     decoder, path = decoder_of(model), Path(row["path"])

@@ -279,7 +279,7 @@ class Change:
 
 
 def needed_first(content: bytes | None) -> list[str]:
-    """Files that must be there before CURRENT.json names them, beside the older entries of logs."""
+    """Files that must be there before CURRENT.json names them, besides the older entries of logs."""
     if content is None:
         return []
     current = json.loads(content)
@@ -474,7 +474,7 @@ class TraceChecker:
             manifest = self.files.get(f"{path.rpartition('/')[0]}/manifest.json")
             is_after = manifest is not None and change.begin_ns > (manifest.end_ns or manifest.begin_ns)
             if is_after and index["name"] != "claim":
-                self.fail(change, f"{path} was written after the manifest beside it")
+                self.fail(change, f"{path} was written after the manifest next to it")
 
     def _note(self, change: Change) -> None:
         path = change.path
@@ -524,7 +524,7 @@ class TraceChecker:
                 self.checker.on_delete(path)
 
     def _advance(self) -> None:
-        """Make a move of CURRENT.json that is under way: who saw it may go on before it has its answer."""
+        """Make a move of CURRENT.json that is under way: who saw it may continue before it has its answer."""
         current = self.files.get("CURRENT.json")
         moves = (each for each in self._puts("CURRENT.json") if not each.is_made)
         if move := next((each for each in moves if current is not None and current.is_of(each.condition)), None):

@@ -266,8 +266,8 @@ class PlantedFault(NamedTuple):
     new: str  # what stands in its place
 
 
-_TOLD = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))
-FAULTS = tuple(PlantedFault(name, **each) for name, each in _TOLD.items())
+_TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))
+FAULTS = tuple(PlantedFault(name, **each) for name, each in _TABLES.items())
 
 
 def plant(name: str) -> None:

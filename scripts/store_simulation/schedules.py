@@ -86,7 +86,7 @@ def embed(
 
 
 def write_late(files: StoreFiles, process: Process) -> None:
-    """Go on with a write task of the first process, whose driver may be gone."""
+    """Continue with a write task of the first process, whose driver may be gone."""
     run = process.notes["first"].notes.get("run")
     if run is not None:
         rows = Rows([{"item_id": "k", "version": process.name}])
@@ -410,7 +410,7 @@ def _check_leftovers(checker: Checker, backend: Any) -> None:
 
 
 def draw(random: Random) -> Schedule:
-    """Draw a schedule: mostly a writer that is silent while another one works, and goes on at some effect of it."""
+    """Draw a schedule: mostly a writer that is silent while another one works, and continues at some effect of it."""
     luck = random.randint(0, 1 << 30)
     if random.random() < ON_DISK:
         operations = (_choose(random, WEIGHTS), _choose(random, WEIGHTS_ON_DISK))

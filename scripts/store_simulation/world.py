@@ -107,7 +107,7 @@ class World:
         )  # fmt: skip
 
     def effect(self, *, is_change: bool = False) -> Fault | None:
-        """Count an effect, do to its process what the schedule says, and tell what is to be done to the effect."""
+        """Count an effect, do to its process what the schedule says, and return what is to be done to the effect."""
         process = self.current
         if process is None:  # a look at the store from outside
             return None
@@ -180,7 +180,7 @@ class World:
                 self.crashes.append(f"{process.name}: {process.result}")
 
     def _next(self) -> Process | None:
-        """Process that goes on: of those that wait for nothing, one whose pause is over first, then the earliest."""
+        """Process that continues: of those that wait for nothing, one whose pause is over first, then the earliest."""
         waiting = [each for each in self.processes if not each.is_over]
         if not waiting:
             return None

@@ -199,7 +199,7 @@ def test_table_and_bounds_show_rates_and_what_is_missing(capsys):
     assert row.split()[3:] == ["30.0", "0.75", "1.50", "63.3", "1.90", "3.0", "9.0", "1,024", "0.99995"]
     assert "limit: the cores, 2.00 of 2 busy, 50.0 ms of CPU an item; 40 GFLOP/s at 1.00 GFLOP an item" in printed
     assert "loop: waiting: 1.00 of 2 cores busy" in printed and "local: too short to tell" in printed
-    assert "+13.3 ms beside the limit's 50.0" in printed
+    assert "+13.3 ms against the limit's 50.0" in printed
 
 
 def test_another_checkout_takes_part_with_its_own_pipeline(tmp_path):

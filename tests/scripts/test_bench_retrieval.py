@@ -25,7 +25,7 @@ def found(measured):
 
 
 def test_ours_and_the_peers_reach_the_recall_on_captions_that_none_has_seen(found):
-    for name in ("ours, fastest", "ours, small", "faiss-hnsw", "faiss-pq-fast-scan"):
+    for name in ("embedder, fastest", "embedder, small", "faiss-hnsw", "faiss-pq-fast-scan"):
         contestant = found["contestants"][name]
         assert max(point["recall"] for point in contestant["curve"]) >= 0.95
         assert contestant["at"]["0.95"]["ms"] > 0
@@ -47,8 +47,8 @@ def test_ours_is_compared_with_the_best_that_takes_no_more_memory_and_with_the_b
         return {"at": {"0.95": {"ms": ms}}, "bytes": num_bytes}
 
     measured = {
-        "ours, fastest": contestant(2.0, 20),
-        "ours, small": contestant(4.0, 5),
+        "embedder, fastest": contestant(2.0, 20),
+        "embedder, small": contestant(4.0, 5),
         "hnswlib": contestant(1.0, 30),
         "scann": contestant(3.0, 20),
         "lorann": contestant(None, 1),

@@ -329,7 +329,7 @@ DEVIATIONS = {
     ),
     "list rewritten": (lambda lines: rewritten(lines, LIST, content="[]"), "deletions/.* was rewritten"),
     "session that goes back": (session_goes_back, "run.json: session 0 after 1"),
-    "index written after its manifest": (written_after_its_manifest, "written after the manifest beside it"),
+    "index written after its manifest": (written_after_its_manifest, "written after the manifest next to it"),
     "published part rewritten": (
         lambda lines: added(lines, what="put", path=published_part(lines)),
         "is published, and was rewritten without a condition",

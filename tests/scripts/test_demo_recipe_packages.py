@@ -144,14 +144,14 @@ def test_without_npm_the_message_says_where_the_tarball_belongs(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("last_line", "told"), [("echo no route >&2; exit 1", "no route"), ("exit 0", "npm said nothing")]
+    ("last_line", "message"), [("echo no route >&2; exit 1", "no route"), ("exit 0", "npm said nothing")]
 )
-def test_what_npm_says_is_passed_on(tmp_path, monkeypatch, last_line, told):
+def test_what_npm_says_is_passed_on(tmp_path, monkeypatch, last_line, message):
     npm = tmp_path / "npm"
     npm.write_text(f"#!/bin/sh\n{last_line}\n")
     npm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    with pytest.raises(SystemExit, match=told):
+    with pytest.raises(SystemExit, match=message):
         sources.fetch(package(), tmp_path)
 
 

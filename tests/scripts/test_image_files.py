@@ -61,6 +61,6 @@ def test_bash_reads_the_scripts(name):
 
 
 def test_login_shells_find_what_other_shells_find():
-    """Debian's /etc/profile sets PATH anew, and then reads /etc/profile.d."""
+    """Debian's /etc/profile sets PATH again, and then reads /etc/profile.d."""
     (first,) = re.findall(r"^ENV PATH=([^:]+):", DOCKERFILE, re.MULTILINE)
     assert f'echo "PATH={first}:\\$PATH" > /etc/profile.d/embedder.sh' in DOCKERFILE
