@@ -143,7 +143,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 class RayAndFiles(LoadFileScheduling):
-    """The tests of a file stay together, and so do those with Ray: no two Rays are up beside each other."""
+    """The tests of a file stay together, and so do those with Ray: no two Rays are up at the same time."""
 
     def _split_scope(self, nodeid):
         return ONE_RAY if ONE_RAY in nodeid else super()._split_scope(nodeid)

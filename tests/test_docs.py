@@ -119,16 +119,16 @@ def exception_of(line: str) -> str | None:
 RUN = [(page, line) for page, line in EXAMPLES if exception_of(line) is None]
 LINES = {page: [line for place, line in RUN if place == page] for page, _ in RUN}
 """Those of each page; they stay together, as later ones need what earlier ones made."""
-TOLD = re.compile(r"`(?:python )?(?:scripts/)?([\w/]+\.py) ([^`]+)`(?! of (?:\[?commit )?[0-9a-f]{7})")
-TOLD_SCRIPTS = [
+COMMAND_IN_TEXT = re.compile(r"`(?:python )?(?:scripts/)?([\w/]+\.py) ([^`]+)`(?! of (?:\[?commit )?[0-9a-f]{7})")
+SCRIPTS_IN_TEXT = [
     (page, *found)
     for page in READER_PAGES
-    for found in TOLD.findall(" ".join(re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL).split()))
+    for found in COMMAND_IN_TEXT.findall(" ".join(re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL).split()))
 ]
 """Commands of scripts in sentences, with their page; those that name a commit were measured once."""
 SCRIPTS = sorted(
     {line for _, line in EXAMPLES if line.startswith("python scripts/")}
-    | {f"python scripts/{name} {given}" for _, name, given in TOLD_SCRIPTS if (ROOT / "scripts" / name).exists()}
+    | {f"python scripts/{name} {given}" for _, name, given in SCRIPTS_IN_TEXT if (ROOT / "scripts" / name).exists()}
 )
 
 
@@ -175,7 +175,7 @@ def test_the_drawn_layers_are_those_of_the_contract():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with what the pages tell the reader to have, and the working directory."""
+    """A folder with what the pages ask the reader to have, and the working directory."""
     folder = tmp_path_factory.mktemp("docs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
@@ -341,10 +341,10 @@ def test_each_script_takes_the_options_that_it_is_given(line):
 
 
 def test_each_script_of_a_sentence_is_here_or_was_measured_once():
-    here = [(page, name) for page, name, _ in TOLD_SCRIPTS if (ROOT / "scripts" / name).exists()]
+    here = [(page, name) for page, name, _ in SCRIPTS_IN_TEXT if (ROOT / "scripts" / name).exists()]
     assert len(here) >= 10
-    told = {(page, name) for page, name, _ in TOLD_SCRIPTS} - set(here)
-    assert [each for each in sorted(told) if "#measured-once" not in PAGES[each[0]]] == []
+    elsewhere = {(page, name) for page, name, _ in SCRIPTS_IN_TEXT} - set(here)
+    assert [each for each in sorted(elsewhere) if "#measured-once" not in PAGES[each[0]]] == []
 
 
 def test_the_twelve_keys_that_people_set_are_a_configuration(tmp_path, monkeypatch):
@@ -387,11 +387,11 @@ def test_the_site_lists_every_page():
 
 
 def test_older_versions_whose_lacks_are_told_are_ones_that_can_be_installed():
-    told = re.findall(r"^\| (\w+) before ([\d.]+) \|", PAGES["docs/installation.md"], re.MULTILINE)
+    versions = re.findall(r"^\| (\w+) before ([\d.]+) \|", PAGES["docs/installation.md"], re.MULTILINE)
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     floors = dict(re.findall(r'^ *"(\w+)(?:\[data\])?>=([\d.]+)"', project, re.MULTILINE))
-    assert told
-    assert [name for name, version in told if Version(version) <= Version(floors[name.lower()])] == []
+    assert versions
+    assert [name for name, version in versions if Version(version) <= Version(floors[name.lower()])] == []
 
 
 def test_the_version_is_that_of_the_changelog():

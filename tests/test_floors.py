@@ -1,4 +1,4 @@
-"""What is installed beside a library that is there already leaves it as it is; resolved, not installed."""
+"""What is installed next to a library that is there already leaves it as it is; resolved, not installed."""
 
 import os
 import re

@@ -58,8 +58,8 @@ def test_each_forbidden_import_breaks_a_contract(copy_of_the_code: Path) -> None
         path.write_text(f"def late() -> None:\n    {statement}\n")
     result = lint(copy_of_the_code)
     assert result.returncode == 1, result.stdout + result.stderr
-    told = {f"{module.replace('/', '.')}.intruder_{number:02}" for number, (module, _) in enumerate(INTRUDERS)}
-    assert {each for each in told if each not in result.stdout} == set()
+    modules = {f"{module.replace('/', '.')}.intruder_{number:02}" for number, (module, _) in enumerate(INTRUDERS)}
+    assert {each for each in modules if each not in result.stdout} == set()
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,7 @@ def modules_after(program: str, *arguments: str | Path, folder: Path) -> set[str
 
 
 def test_imports_load_nothing_heavy(tmp_path: Path) -> None:
-    """One after the other in one process: what is heavy is told with the module that loads it."""
+    """One after the other in one process: what is heavy is reported with the module that loads it."""
     program = f"""
 import importlib, sys
 for module in {LIGHT!r}:

@@ -142,7 +142,7 @@ def test_without_the_extra_it_is_told_and_the_run_after_the_installation_embeds_
         assert "pip install 'embedder[formats]'" in refused.stderr
         before = embedder.open_store("runs/phone").to_arrow().to_pylist()
         (alone,) = (row for row in before if row["item_id"] in NEED_EXTRA)
-        assert alone["text_embedding"] and not alone["image_embedding"], "the caption alone"
+        assert alone["text_embedding"] and not alone["image_embedding"], "only the caption"
     forget_reader()
     report, _ = run(*embed)
     assert (report["reasons"], report["unreadable"]) == ({"rejected before": len(NEED_EXTRA)}, {})

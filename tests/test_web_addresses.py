@@ -271,8 +271,8 @@ def test_no_secret_of_an_address_stands_in_any_file_or_in_what_is_said(folder, s
     }  # fmt: skip
     for secret in (SECRET, KEY, SECRET.partition("/")[2]):
         assert [text for text in said if secret in text] == []
-        told = [row["error"] or "" for row in found.values()] + list(found)
-        assert [text for text in told if secret in text] == []
+        texts = [row["error"] or "" for row in found.values()] + list(found)
+        assert [text for text in texts if secret in text] == []
         files = [path for path in Path("runs/web").rglob("*") if path.is_file() and path.suffix != ".parquet"]
         assert len(files) > 5
         assert [str(path) for path in files if secret.encode() in path.read_bytes()] == []

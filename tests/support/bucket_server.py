@@ -1,4 +1,4 @@
-"""An S3 server on this machine, from the package moto, in a process of its own: `bucket_server.py` prints its URL.
+"""An S3 server on this machine, from the package moto, in its own process: `bucket_server.py` prints its URL.
 
 moto checks If-Match and If-None-Match and then writes; between the two another request could come. Requests are
 therefore served one at a time, which makes its conditional writes as atomic as those of S3.

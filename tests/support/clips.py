@@ -12,7 +12,7 @@ Colour = tuple[int, int, int]
 
 
 def write_apart(path: Path, colours: Sequence[Colour], **how: Any) -> None:
-    """Call `write` in a process of its own, which ends with it.
+    """Call `write` in its own process, which ends with it.
 
     Args:
         path: the file to write.

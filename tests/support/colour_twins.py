@@ -1,4 +1,4 @@
-"""Pictures in other colour spaces beside their plain sRGB twins: profiles written here by hand, files by NumPy."""
+"""Pictures in other colour spaces next to their plain sRGB twins: profiles written here by hand, files by NumPy."""
 
 import io
 import struct

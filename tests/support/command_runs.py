@@ -41,7 +41,7 @@ def run_here(*arguments) -> Ended:
 
 
 def run_apart(*arguments, timeout_s: float = 120) -> Ended:
-    """Run it in a process of its own."""
+    """Run it in its own process."""
     command = [sys.executable, "-m", "embedder", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     return Ended(done.returncode, done.stdout, done.stderr)

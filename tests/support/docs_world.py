@@ -135,7 +135,7 @@ def made(*arguments: str) -> None:
 
 
 def make_archive(root: Path) -> None:
-    """Write pictures and captions, in folders and beside each other, a clip, and a file that is broken."""
+    """Write pictures and captions, in folders and next to each other, a clip, and a file that is broken."""
     for place in ("cats", "2024", "private"):
         (root / place).mkdir(parents=True)
     for number, caption in enumerate(CAPTIONS * 2):
@@ -148,7 +148,7 @@ def make_archive(root: Path) -> None:
 
 
 def make_photographs(root: Path) -> None:
-    """Write a photographer's archive: dated folders, raws beside their JPEGs, and what programs leave there."""
+    """Write a photographer's archive: dated folders, raws next to their JPEGs, and what programs leave there."""
     for number in range(8):
         day = root / "2025" / f"2025-06-{10 + number // 2} Wedding Müller"
         day.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def make_museum(root: Path) -> None:
 
 
 def make_export(root: Path) -> None:
-    """Write an album as Takeout exports it: each photo with a description beside it."""
+    """Write an album as Takeout exports it: each photo with a description next to it."""
     album = root / "Photos from 2025"
     album.mkdir(parents=True)
     for number, caption in enumerate(CAPTIONS):

@@ -23,7 +23,7 @@ def make_vectors(num_vectors: int, dim: int = DIM, seed: int = 0) -> np.ndarray:
 
 
 def make_images_and_captions(num_images: int, num_captions: int, dim: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Images are meaning and appearance, captions the meaning alone and an offset: hard to find for an index."""
+    """Images are meaning and appearance, captions only the meaning and an offset: hard to find for an index."""
     rng = np.random.default_rng(0)
     meaning_map, look_map = rng.standard_normal((8, dim)), rng.standard_normal((24, dim))
     meaning = rng.standard_normal((num_images, 8))
@@ -46,7 +46,7 @@ def ids_of(numbers: np.ndarray, run_id: str = "run-1") -> pa.Table:
 
 
 def make_ids(num_vectors: int, run_id: str = "run-1") -> pa.Table:
-    """Rows 2n and 2n+1 are segments 0 and 1 of clip n: neither column alone names a row."""
+    """Rows 2n and 2n+1 are segments 0 and 1 of clip n: neither column names a row by itself."""
     return pa.table(
         {
             "item_id": [f"clips/{row // 2:05d}.mp4" for row in range(num_vectors)],

@@ -22,7 +22,7 @@ def command(*arguments) -> list[str]:
 
 
 def run_to_the_end(*arguments) -> dict:
-    """Run, and give the rows; with Ray in a process of its own, as Ray's driver."""
+    """Run, and give the rows; with Ray in its own process, as Ray's driver."""
     run = run_apart if "ray" in arguments else run_here
     ended = run(*arguments_of(*arguments))
     assert ended.code == 0, ended.stderr

@@ -333,7 +333,7 @@ def dinov2_with_registers(folder: Path) -> Library:
 
 
 def dinov3(folder: Path) -> Library:
-    """Its own processor resizes floats; ours rounds to 8 bits, as transformers' other processors do."""
+    """Its own processor resizes floats; this project's rounds to 8 bits, as transformers' other processors do."""
     from transformers import DINOv3ViTImageProcessor, ViTImageProcessor
 
     settings = WIDE_VISION | {"num_register_tokens": 2, "image_size": 48}

@@ -34,5 +34,5 @@ def run_light(*arguments: str | Path) -> str:
 
 def commands_light(*commands: list) -> list[Ended]:
     """Run commands of `embedder`, one after the other in one process."""
-    told = run_light("-c", COMMANDS, json.dumps([[str(each) for each in command] for command in commands]))
-    return [Ended(*each) for each in json.loads(told.splitlines()[-1])]
+    answer = run_light("-c", COMMANDS, json.dumps([[str(each) for each in command] for command in commands]))
+    return [Ended(*each) for each in json.loads(answer.splitlines()[-1])]

@@ -1,4 +1,4 @@
-"""A program: runs on a Ray of its own with logical GPUs or nodes, which notes what each step is handed, and where.
+"""A program: runs on its own Ray with logical GPUs or nodes, which notes what each step is handed, and where.
 
 python logical_gpu_run.py REQUEST.json    prints one line of JSON
 """
@@ -36,7 +36,7 @@ def notes():
 
 
 def rows_of(table):
-    """What tells rows apart."""
+    """What distinguishes rows."""
     if "item_id" not in table.schema.names:
         return None
     return [f"{row['item_id']}:{row['segment']}" for row in table.select(["item_id", "segment"]).to_pylist()]

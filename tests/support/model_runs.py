@@ -24,7 +24,7 @@ import pyarrow as pa
 
 
 class Brightness:
-    """Names what is bright; writes down each call's rows; raises on what it is told to."""
+    """Names what is bright; writes down each call's rows; raises on what it should raise on."""
 
     def __init__(self, calls=None, poison=(), pause_s=0.0, hangs_on=None, while_there=None):
         self.calls, self.poison, self.pause_s = calls, set(poison), pause_s

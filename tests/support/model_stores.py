@@ -46,7 +46,7 @@ def add_model(
     section: Mapping[str, Any] | None = None,
     **outputs: pa.Array,
 ) -> Published:
-    """Publish rows of a further model beside what is published, as a run with work for that model alone.
+    """Publish rows of a further model next to what is published, as a run with work only for that model.
 
     Args:
         files: the store.
@@ -56,7 +56,7 @@ def add_model(
         kind: of the publication.
         retired: whether the rows that the model had before leave its tables.
         section: of the model, whose files are there (`code_section`); else that of towers that are nowhere.
-        outputs: columns beside the vectors, a value for each row.
+        outputs: columns next to the vectors, a value for each row.
     """
     current, view = read_published(files), model_files(files, name)
     schema = pa.schema({column: values.type for column, values in outputs.items()})

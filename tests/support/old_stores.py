@@ -1,4 +1,4 @@
-"""Stores that earlier releases made, in archives beside the tests."""
+"""Stores that earlier releases made, in archives next to the tests."""
 
 import tarfile
 from pathlib import Path

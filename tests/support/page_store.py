@@ -1,4 +1,4 @@
-"""A store that the search page is tried on: images of several shapes with columns beside them, and a video."""
+"""A store that the search page is tried on: images of several shapes with columns next to them, and a video."""
 
 import datetime
 import os
@@ -74,7 +74,7 @@ def make_page_store(folder: Path, model: Path) -> RunConfig:
 
 
 def make_folder_store(folder: Path, model: Path) -> RunConfig:
-    """Embed a folder as people have them: dated folders in folders, captions beside some, a long name, junk."""
+    """Embed a folder as people have them: dated folders in folders, captions next to some, a long name, junk."""
     root = folder / "pictures"
     for number in range(NUM_IN_FOLDERS):
         place = root / FOLDERS[number % len(FOLDERS)]

@@ -21,7 +21,7 @@ STARTED_S = 300.0  # a machine that does much else is slow to start Ray
 
 
 def can_start() -> bool:
-    """Whether the packages of Ray's dashboard are here, and nodes can have a folder of their own."""
+    """Whether the packages of Ray's dashboard are here, and nodes can have their own folders."""
     from importlib.util import find_spec
 
     return (
@@ -71,7 +71,7 @@ class RayHead:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # a run in this process may have set 0, for a Ray of its own
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # a run in this process may have set 0, for its own Ray
             "PYTHONPATH": os.pathsep.join(paths),
             "PATH": f"{RAY.parent}{os.pathsep}{os.environ['PATH']}",
         }
@@ -88,9 +88,9 @@ class RayHead:
         self._started.append(subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=log, stderr=log))
 
     def _with_own_folder(self) -> list[str]:
-        """Prefix of a command that sees a folder of its own in the place of the cluster's, as on another machine.
+        """Prefix of a command that sees its own folder in the place of the cluster's, as on another machine.
 
-        Each node unpacks a job's files anew, into a path that is the same on all nodes.
+        Each node unpacks a job's files again, into a path that is the same on all nodes.
         """
         own = Path(tempfile.mkdtemp(prefix=f"node{len(self._started)}-", dir=self.folder))
         script = f'mount --bind {own} {self.folder} && exec "$@"'
@@ -109,7 +109,7 @@ class RayHead:
             time.sleep(0.5)
 
     def metrics(self) -> str:
-        """What all nodes tell Prometheus."""
+        """What all nodes report to Prometheus."""
         found = []
         for port in self._metrics_ports:
             with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:

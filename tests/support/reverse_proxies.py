@@ -16,7 +16,7 @@ import pytest
 from harness import free_port
 
 NAME = "search.example.org"
-CLIENT = "127.0.0.2"  # another address than the proxy's own, so that the service can tell them apart
+CLIENT = "127.0.0.2"  # another address than the proxy's own, so that the service can distinguish them
 TIMEOUT_S = 60.0
 POLL_S = 0.05
 
@@ -40,7 +40,7 @@ def put(text: str, values: dict[str, str]) -> str:
 
 
 class ProxyClient:
-    """Client of a proxy by its name, from an address of its own; each request has a connection of its own."""
+    """Client of a proxy by its name, from its own address; each request has its own connection."""
 
     def __init__(self, port: int, certificates: Path) -> None:
         self.port = port

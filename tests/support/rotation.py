@@ -6,7 +6,7 @@ import pytest
 
 ROTATIONS = 2
 ONE_RAY = "one_ray"
-"""In the name of every test with Ray; all of them run in one process, beside the others."""
+"""In the name of every test with Ray; all of them run in one process, next to the others."""
 SECONDS = {
     "test_cluster_submission.py": 690,
     "test_backpressure.py": 190,

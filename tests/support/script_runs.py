@@ -1,4 +1,4 @@
-"""Runs a script as a user does, in a process of its own."""
+"""Runs a script as a user does, in its own process."""
 
 import json
 import subprocess

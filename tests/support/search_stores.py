@@ -46,7 +46,7 @@ def video(item_id: str, *degrees: float, **changes) -> list[dict]:
 
 
 def searchable(folder, *rows: dict, index: bool = True, words: str = "unicode", **carried: list) -> Store:
-    """Publish rows, with carried columns beside them, in two part files; and open the store."""
+    """Publish rows, with carried columns next to them, in two part files; and open the store."""
     files = new_store(folder)
     columns = {name: pa.array(values) for name, values in carried.items()}
     run, stamp = begin(files, pa.schema({name: values.type for name, values in columns.items()}))

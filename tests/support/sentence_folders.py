@@ -117,7 +117,7 @@ def expected_vectors(
     limit: int = checkpoints.MAX_TOKENS,
     inner: str = "",
 ) -> torch.Tensor:
-    """Vectors of length 1 by transformers alone; `activation` follows a Dense, None without one."""
+    """Vectors of length 1 by only transformers; `activation` follows a Dense, None without one."""
     from safetensors.torch import load_file
     from transformers import AutoModel, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""A Slurm of this machine: slurmctld, and slurmd for each of some nodes of one core, in a folder of their own."""
+"""A Slurm of this machine: slurmctld, and slurmd for each of some nodes of one core, in their own folder."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A program: a run on a Ray of its own with an object store of 80 MB, and what it held, spilled and left in flight.
+"""A program: a run on its own Ray with an object store of 80 MB, and what it held, spilled and left in flight.
 
 python small_store_run.py CONFIG.toml SPILL_FOLDER WRITE_PAUSE_S HELD_MB    prints one line of JSON
 """

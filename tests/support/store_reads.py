@@ -88,7 +88,7 @@ def main(store: Path, configuration: Path, out: Path) -> None:
     for name, read in READS.items():
         try:
             read(store, configuration, out)
-        except BaseException:  # noqa: BLE001  # told to the test
+        except BaseException:  # noqa: BLE001  # reported to the test
             found[name] = traceback.format_exc()
         else:
             found[name] = None

@@ -58,7 +58,7 @@ def reject(item_id: str, **changes) -> dict:
 
 
 def table(*rows: dict, **carried: pa.Array) -> pa.Table:
-    """Rows as a table, with carried columns beside them."""
+    """Rows as a table, with carried columns next to them."""
     types = {
         "segment": pa.int32(),
         "num_vectors": pa.int32(),

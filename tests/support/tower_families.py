@@ -49,7 +49,7 @@ TINY = {
 }
 
 
-# What one family alone has otherwise.
+# What only one family has otherwise.
 OWN = {family: {"hidden_size": 24} for family in ("qwen2_vl_text", "qwen2_5_vl_text")}
 OWN |= {"videoprism": {"num_frames": 4, "num_spatial_layers": 2, "num_temporal_layers": 2, "num_auxiliary_layers": 2}}
 OWN |= {"qwen2_5_vl": {"window_size": 32, "fullatt_block_indexes": (1,)}}
@@ -67,7 +67,7 @@ def tiny(family, **fields):
 
 
 def beside_default(family) -> ModelConfig:
-    """Give a tiny model of a family, beside a tower of the default family."""
+    """Give a tiny model of a family, next to a tower of the default family."""
     tower = tiny(family)
     is_vision = isinstance(tower, VisionTower)
     vision, text = (tower, tiny(AlbertTower)) if is_vision else (tiny(VitTower), tower)

@@ -1,4 +1,4 @@
-"""Runs of two models whose tasks are written by hand, `tags` beside the main one."""
+"""Runs of two models whose tasks are written by hand, `tags` next to the main one."""
 
 import pyarrow as pa
 from store_samples import INFO, MODEL, PREPROCESSING, row, table

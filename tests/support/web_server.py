@@ -1,4 +1,4 @@
-"""Web servers on loopback that answer as they are told: well, badly, slowly, without end."""
+"""Web servers on loopback that answer as a test says: well, badly, slowly, without end."""
 
 import contextlib
 import re

@@ -2,7 +2,7 @@
 
     python write_large_model.py OUT PARAMETERS MAX_FILE_BYTES
 
-Tensors are made and written one by one, so memory is that of the largest one in float32, twice, beside torch itself.
+Tensors are made and written one by one, so memory is that of the largest one in float32, twice, besides torch itself.
 The tokeniser is the demo's, so that the model embeds, though what it says of images means nothing.
 """
 

@@ -1,6 +1,6 @@
 """A Ray that has renamed `ray.data._internal` and `Dataset.map_batches_internal`, in each process that finds this file.
 
-To be put first in PYTHONPATH. The project's own code can't import or call the two; Ray itself goes on.
+To be put first in PYTHONPATH. The project's own code can't import or call the two; Ray itself continues.
 """
 
 import builtins
