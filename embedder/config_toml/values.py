@@ -27,7 +27,10 @@ _TYPE_NAMES: tuple[tuple[Any, str], ...] = (
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SECRET_OPTION = re.compile(r"(?i)--?[\w-]*(token|password|passwd|secret|credential|api-?key|access-?key)[\w-]*")
 _FREE_TABLES = ("settings", "options")  # whose keys are another's, and may be called as a secret is
-_SECRET_KEY = re.compile(r"(?i)(^|.*[_-])(token|password|passwd|secret|credentials?|api[_-]?key|access[_-]?key)")
+_SECRET_KEY = re.compile(
+    r"(?i)(?!(.*_)?(bos|eos|pad|unk|sep|cls|mask|stop|start|end)_token$)"  # a tokeniser's
+    r"(.*[_-])?(token|password|passwd|secret|credentials?|api[_-]?key|access[_-]?key)"
+)
 _WEBHOOK = re.compile(r"^((?:\w+://)?[^/?#]*).+", re.DOTALL)  # anyone who knows its path may post to it
 
 
