@@ -76,7 +76,7 @@ class RemoteStore(Searchable[RemoteHits]):
         Raises:
             StoreError: the store has no such item, or as `search`.
         """
-        (hits,) = self._search([{"item": item_id, "segment": segment}], read_options(options, keywords))
+        (hits,) = self._search([{"item": item_id, "segment": int(segment)}], read_options(options, keywords))
         hits.query = item_id
         return hits
 

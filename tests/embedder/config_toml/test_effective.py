@@ -113,7 +113,8 @@ def test_secrets_are_left_out_and_marked(tmp_path):
     text = 'store = "s3://key:T0PS3CRET@b/x"\n[on_failure]\nwebhook = "https://h/T0PS3CRET"\n'
     text += 'command = ["n", "--token", "T0PS3CRET"]\n'
     text += '[tracker]\nkind = "mlflow"\nuri = "sqlite:///x"\noptions = { api_key = "T0PS3CRET", tokenizer = "kept" }\n'
-    text += '[[step]]\nname = "a"\ncallable = "a.py:A"\ninputs = ["uri"]\nsettings = { Service_Token = "T0PS3CRET", pad_token = "kept" }\n'
+    text += '[[step]]\nname = "a"\ncallable = "a.py:A"\ninputs = ["uri"]\n'
+    text += 'settings = { Service_Token = "T0PS3CRET", pad_token = "kept" }\n'
     text += '[[model]]\nuri = "m"\n[[model]]\nname = "b"\nuri = "n"\nsettings = { password = "T0PS3CRET" }\n'
     _, table = printed(tmp_path, RunConfig, text)
     lines = "\n".join(lines_of(table))

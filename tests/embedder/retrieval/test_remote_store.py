@@ -181,7 +181,7 @@ def test_pages_go_on_to_the_last_hit(local, remote):
 
 def test_items_like_one_of_the_store(local, remote):
     (hit, *_) = remote.search("a red car", k=1, where="modality = 'video'")
-    alike = remote.search_item(hit.item_id, 3, segment=hit.segment)
+    alike = remote.search_item(hit.item_id, 3, segment=np.int32(hit.segment))  # as in a data frame
     assert (alike[0].item_id, alike[0].score) == (hit.item_id, pytest.approx(1, abs=1e-5))
     item = remote.item(hit.item_id, segment=hit.segment, neighbours=3)
     assert item["item"]["item_id"] == hit.item_id
