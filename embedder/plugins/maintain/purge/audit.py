@@ -170,7 +170,7 @@ def texts_of(content: bytes) -> list[Any]:
     """Parse a text file as one JSON value, else line by line, each as JSON if possible."""
     text = content.decode(errors="replace")
     value = _value(text)
-    return [_value(line) for line in text.splitlines()] if value is text else [value]
+    return [_value(line) for line in text.removesuffix("\n").split("\n")] if value is text else [value]
 
 
 def _value(line: str) -> Any:
