@@ -85,7 +85,12 @@ class StepConfig(ConfigSection):
     settings: dict[str, Setting] = Field({}, description="keyword arguments of the function, plain values")
     extra_files: tuple[str, ...] = Field((), description="further files that decide its results")
     batch_size: int = Field(32, ge=1, le=65_536, description="most rows of one call")
-    max_side_px: int = Field(2048, ge=16, le=16_384, description="images with a longer side are reduced to it")
+    max_side_px: int = Field(
+        2048,
+        ge=16,
+        le=16_384,
+        description="images with a longer side are reduced to it, or to the largest of all steps",
+    )
     timeout_s: float = Field(30.0, gt=0, le=86_400, description="seconds of one call, after which its process is ended")
     memory_bytes: int = Field(4 << 30, ge=256 << 20, description="address space of its process")
     num_cpus: float = Field(1.0, gt=0, description="CPUs of the task that runs it; as many threads, one at least")
